@@ -1,0 +1,126 @@
+"""The records that walk from room to room. Frozen: a room makes a new record, it never edits another's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+
+class Message(TypedDict):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, ready to be answered: a row of a prompt source after templating and tokenising."""
+
+    row: int
+    """Row number in its source, counted from 0."""
+    messages: tuple[Message, ...] | None
+    """The chat, or None for a plain-text prompt."""
+    text: str
+    """What a person reads: the plain prompt, or the contents of the chat's messages."""
+    token_ids: tuple[int, ...]
+    """What the model reads, after the chat template. [prompt tokens]"""
+    answer: Any
+    """The gold answer, or None where the rewards need none."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Every column of the row, for rewards."""
+    id: str = ""
+    """This use of the row, `e{epoch}-r{row}`: groups are keyed by it, never by text or position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled response, as the engine returns it."""
+
+    token_ids: np.ndarray
+    """int64 [response tokens], the end-of-sequence token included where one was sampled."""
+    logprobs: np.ndarray
+    """float32 [response tokens]: log-probability of each token under the distribution it was sampled from."""
+    finish_reason: Literal["stop", "length"]
+    """`stop`: an end-of-sequence token was sampled. `length`: the limit of response tokens was reached."""
+    weight_version: int
+    """Number of weight updates that the sampling policy had seen."""
+    seed: int
+    """Seed of this sample's own random stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt with one response: what a reward sees."""
+
+    id: str
+    """`s{step}/{prompt id}/{index in the group}`; errors name it."""
+    prompt: Prompt
+    completion: Completion
+    text: str
+    """The response decoded, special tokens left out."""
+
+    @property
+    def answer(self) -> Any:
+        """The gold answer of the prompt."""
+        return self.prompt.answer
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens, the end-of-sequence token included."""
+        return len(self.completion.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One reward's verdict on one sample."""
+
+    value: float | None
+    """The reward, or None: the verifier abstains, and the sample takes no part in statistics or training."""
+    why: str = ""
+    """One short sentence for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A sample with the verdicts of all rewards, and their weighted sum."""
+
+    sample: Sample
+    total: float | None
+    """Sum of weight x value over the rewards, or None if one of them abstained."""
+    parts: Mapping[str, Score]
+    """Verdict of each reward by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What is trained on: tokens, who sampled them, and the advantage."""
+
+    id: str
+    """The sample's id."""
+    group: str
+    """The prompt's id: samples of one group share it."""
+    token_ids: np.ndarray
+    """int64 [prompt + response tokens]."""
+    trained: np.ndarray
+    """bool [prompt + response tokens]: True where the policy sampled the token."""
+    engine_logprobs: np.ndarray
+    """float32 [trained tokens]: the engine's log-probability of each trained token."""
+    advantage: float | np.ndarray
+    """One advantage for the response, or float32 [trained tokens] for objectives with credit by token."""
+    reference_logprobs: np.ndarray | None = None
+    """float32 [trained tokens]: the reference policy's log-probabilities, where a KL term needs them."""
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that count in loss, length and ratio."""
+        return len(self.engine_logprobs)
+
+
+Metrics = dict[str, Any]
+"""Metric name `stage/name` to a number, or to a list of numbers for quantiles and histograms."""
+
+Conversation = Sequence[Message]
