@@ -312,9 +312,15 @@ class RolloutConfig(SamplingConfig):
     @model_validator(mode="after")
     def _same_support(self) -> Self:
         if self.temperature == 0:
-            raise ValueError("rollout.temperature is 0: greedy responses of a group are all alike; use a positive one, e.g. 1.0")
+            raise ValueError(
+                "rollout.temperature is 0: greedy responses of a group are all alike; use a positive one, e.g. 1.0"
+            )
         if self.truncated_support:
-            on = [f"{k} = {getattr(self, k)}" for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(self, k) != off]
+            on = [
+                f"{k} = {getattr(self, k)}"
+                for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0))
+                if getattr(self, k) != off
+            ]
             raise ValueError(
                 f"{', '.join(on)}: the update's distribution has the full support, so ratios would be wrong; "
                 "use top_p = 1.0, top_k = 0, min_p = 0.0 here (they are free in [evaluation])"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,13 +100,9 @@ def _unknown(key: str) -> str:
 
 def _sentences(error: ValidationError) -> Iterator[str]:
     for fault in error.errors(include_url=False):
-        tags = {"jsonl", "parquet", "dataset", "reasoning_gym", "python"} | {
-            "exact", "numeric", "last_number", "math", "format", "length_penalty", "function"
-        }  # fmt: skip
-        parts = [p for i, p in enumerate(fault["loc"]) if not (i and p in tags and fault["loc"][i - 1] not in ("rewards",))]
-        key = ".".join(str(p) for p in parts)
-        plain = ".".join(str(p) for p in parts if not isinstance(p, int))
-        if fault["type"] == "extra_forbidden":
+        unknown = fault["type"] == "extra_forbidden"
+        key, plain = _dotted(fault["loc"], keep_last=unknown)
+        if unknown:
             yield _unknown(plain).replace(plain, key, 1)
         elif fault["type"] == "missing":
             yield f"{key} is missing"
@@ -117,10 +112,13 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             yield f"{key} = {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 
-def main() -> None:
-    """Print every known key: `python -m gspo.recipe`."""
-    sys.stdout.write("\n".join(known_keys()) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def _dotted(loc: Sequence[int | str], *, keep_last: bool) -> tuple[str, str]:
+    """pydantic's location as a dotted key, with and without list positions; it names union members, recipes do not."""
+    known, key, plain = set(known_keys()), [], []
+    for i, part in enumerate(loc):
+        if isinstance(part, int):
+            key.append(str(part))
+        elif ".".join([*plain, part]) in known or (keep_last and i == len(loc) - 1):
+            key.append(part)
+            plain.append(part)
+    return ".".join(key), ".".join(plain)
