@@ -26,26 +26,26 @@ class CreateConfig(Section):
 
     alphabet: str
     """Every character that prompts and responses may hold; one token each."""
-    hidden_size: int = Field(128, gt=0)
+    hidden_size: int = Field(default=128, gt=0)
     """Width of the residual stream. 128 learns two-digit arithmetic in seconds."""
-    intermediate_size: int = Field(512, gt=0)
+    intermediate_size: int = Field(default=512, gt=0)
     """Width of the feed-forward layer. Four times the default width, as is usual."""
-    num_layers: int = Field(4, gt=0)
+    num_layers: int = Field(default=4, gt=0)
     """Decoder layers."""
-    num_heads: int = Field(4, gt=0)
+    num_heads: int = Field(default=4, gt=0)
     """Query heads."""
-    num_kv_heads: int = Field(2, gt=0)
+    num_kv_heads: int = Field(default=2, gt=0)
     """Key and value heads. Fewer than query heads, so that grouped attention is exercised."""
-    max_position_embeddings: int = Field(512, gt=0)
+    max_position_embeddings: int = Field(default=512, gt=0)
     """Longest sequence. Ample for small tasks."""
 
 
 class LoraConfig(Section):
     """Low-rank adapters through peft: only they are trained."""
 
-    rank: int = Field(16, gt=0)
+    rank: int = Field(default=16, gt=0)
     """Rank of each update. 16 is peft users' common choice."""
-    alpha: int = Field(32, gt=0)
+    alpha: int = Field(default=32, gt=0)
     """Scale numerator: the update is scaled by alpha / rank. Twice the rank, as is common."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter. Every linear layer but the output matrix."""
@@ -93,7 +93,7 @@ class SourceConfig(Section):
     """`chat` puts the prompt through the tokenizer's chat template; `text` tokenises it as it stands."""
     faults: Literal["refuse", "drop"] = "refuse"
     """What happens to faulty rows: refuse to start, or drop and count them. Refuse, so that no fault goes unseen."""
-    limit: int | None = Field(None, gt=0)
+    limit: int | None = Field(default=None, gt=0)
     """Use only the first rows, this many. All by default."""
 
 
@@ -174,7 +174,7 @@ class RewardConfig(Section):
     name: str | None = None
     """Name in records. The type (or the function's name) by default; needed where two would be alike."""
     on_error: Literal["raise", "abstain"] = "raise"
-    """What an exception in the reward does: stop training, or leave the sample out and count it. Never a reward of 0."""
+    """What an exception in the reward does: stop training, or leave the sample out and count it. It is never a 0."""
 
 
 class ExactReward(RewardConfig):
@@ -189,7 +189,7 @@ class NumericReward(RewardConfig):
 
     type: Literal["numeric"] = "numeric"
     """Kind of reward."""
-    tolerance: float = Field(0.0, ge=0)
+    tolerance: float = Field(default=0.0, ge=0)
     """Largest absolute difference that counts as equal. 0: exact."""
 
 
@@ -198,7 +198,7 @@ class LastNumberReward(RewardConfig):
 
     type: Literal["last_number"] = "last_number"
     """Kind of reward."""
-    tolerance: float = Field(0.0, ge=0)
+    tolerance: float = Field(default=0.0, ge=0)
     """Largest absolute difference that counts as equal. 0: exact."""
 
 
@@ -207,7 +207,7 @@ class MathReward(RewardConfig):
 
     type: Literal["math"] = "math"
     """Kind of reward."""
-    timeout_s: int = Field(5, gt=0)
+    timeout_s: int = Field(default=5, gt=0)
     """Seconds for parsing, and again for comparing, one answer. math-verify's own default."""
 
 
@@ -228,7 +228,8 @@ class ReasoningGymReward(RewardConfig):
 
 
 class LengthPenalty(RewardConfig):
-    """0 up to `free_tokens`, then falling linearly to -1 at `max_tokens` response tokens (DAPO, arXiv:2503.14476, eq. 13)."""
+    """0 up to `free_tokens` response tokens, then falling linearly to -1 at `max_tokens` (DAPO, arXiv:2503.14476,
+    equation 13)."""
 
     type: Literal["length_penalty"] = "length_penalty"
     """Kind of reward."""
@@ -274,13 +275,13 @@ Reward = Annotated[
 class SamplingConfig(Section):
     """How tokens are drawn. Nothing is taken from a model's generation_config but its end-of-sequence ids."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """Logits are divided by it before the softmax, in sampling and in training. 1: the model's own distribution."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; 1 is off. In training it must be off: the update's distribution has the full support."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Keep the k likeliest tokens; 0 is off. In training it must be off."""
-    min_p: float = Field(0.0, ge=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     """Drop tokens less likely than this share of the likeliest; 0 is off. In training it must be off."""
     max_response_tokens: int = Field(gt=0)
     """Longest response, the end-of-sequence token included. No default: tasks differ by orders of magnitude."""
@@ -296,13 +297,13 @@ class RolloutConfig(SamplingConfig):
 
     engine: Literal["transformers"] = "transformers"
     """Who generates: transformers, in this process, with the very weights that are trained."""
-    prompts_per_step: int = Field(32, gt=0)
+    prompts_per_step: int = Field(default=32, gt=0)
     """Prompts of one rollout batch. 32 x 8 responses make four minibatches of 64."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(default=8, ge=2)
     """Responses to each prompt (G). 8: the usual compromise between signal and cost."""
-    max_prompt_tokens: int = Field(1024, gt=0)
+    max_prompt_tokens: int = Field(default=1024, gt=0)
     """Longest prompt after templating; a longer one is a fault of its row."""
-    max_rows: int = Field(256, gt=0)
+    max_rows: int = Field(default=256, gt=0)
     """Responses generated at the same time; the rest wait and refill finished rows. Bounds the KV cache."""
     old_logprobs: Literal["auto", "engine", "trainer"] = "auto"
     """Whose log-probabilities stand below the ratio. `engine`: those of sampling. `trainer`: recomputed before the
@@ -348,9 +349,9 @@ class ObjectiveConfig(Section):
 
     name: Literal["gspo", "gspo_token", "grpo", "dapo"] = "gspo"
     """gspo clips one ratio a sequence; the others are described in docs/objectives.md."""
-    clip_low: float | None = Field(None, gt=0, lt=1)
+    clip_low: float | None = Field(default=None, gt=0, lt=1)
     """The ratio is clipped below 1 - clip_low. None takes the objective's own: 3e-4 for gspo, 0.2 for grpo."""
-    clip_high: float | None = Field(None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
     """The ratio is clipped above 1 + clip_high. None takes the objective's own: 4e-4 for gspo, 0.2 for grpo."""
     kl: KLConfig | None = None
     """Penalty for leaving the reference policy. Off: verifiable rewards need no leash, and it costs a forward pass."""
@@ -372,23 +373,23 @@ class AdvantageConfig(Section):
 class OptimizerConfig(Section):
     """AdamW, and how its learning rate moves."""
 
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate. 1e-6: the field's usual value for billion-parameter models; small models take more."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows warm-up: stay, or fall to 0 at the last update. Constant, so that the length of a run is free."""
-    warmup_updates: int = Field(0, ge=0)
+    warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment. The common value."""
-    beta2: float = Field(0.999, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the second moment. The common value."""
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment. The common value."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices (never of norms and biases). 0: a short run needs no pull towards zero."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm. 1: the common value."""
-    micro_batch_tokens: int = Field(8192, gt=0)
+    micro_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that go through the model at once; the only thing that decides a micro-batch. Bounds memory."""
 
 
@@ -397,10 +398,10 @@ class TrainingConfig(OptimizerConfig):
 
     steps: int = Field(gt=0)
     """Rollout batches to train on."""
-    minibatches: int = Field(4, gt=0)
+    minibatches: int = Field(default=4, gt=0)
     """Gradient steps on each rollout batch. 4: the paper's."""
     groups: Literal["spread", "keep"] = "spread"
-    """Whether a group's samples go to any minibatch or all to one. Spread: each minibatch sees every prompt's signal."""
+    """Whether a group's samples go to any minibatch or all to one. Spread: each minibatch has many prompts' signal."""
 
 
 class ColdStartConfig(OptimizerConfig):
@@ -408,9 +409,9 @@ class ColdStartConfig(OptimizerConfig):
 
     steps: int = Field(gt=0)
     """Updates."""
-    batch_size: int = Field(64, gt=0)
+    batch_size: int = Field(default=64, gt=0)
     """Prompts with their answers in each update."""
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate. 1e-5: usual for fine-tuning."""
     response_column: str | None = None
     """Column with the response to imitate. None takes the answer column."""
@@ -423,9 +424,9 @@ class EvaluationConfig(SamplingConfig):
 
     data: Source
     """Held-out prompts."""
-    every: int = Field(0, ge=0)
+    every: int = Field(default=0, ge=0)
     """Evaluate every so many steps; the start and the end are always measured. 0: only those."""
-    samples: int = Field(1, gt=0)
+    samples: int = Field(default=1, gt=0)
     """Responses to each prompt; pass@1 is their mean."""
     pass_at: list[Annotated[int, Field(gt=0)]] = [1]
     """The k of each pass@k to report. Each needs at least k samples."""
@@ -439,7 +440,8 @@ class EvaluationConfig(SamplingConfig):
     def _enough_samples(self) -> Self:
         if max(self.pass_at, default=1) > self.samples:
             raise ValueError(
-                f"pass@{max(self.pass_at)} is undefined with samples = {self.samples}: use samples >= {max(self.pass_at)}"
+                f"pass@{max(self.pass_at)} is undefined with samples = {self.samples}: "
+                f"use samples = {max(self.pass_at)} or more"
             )
         return self
 
@@ -447,9 +449,9 @@ class EvaluationConfig(SamplingConfig):
 class CheckpointConfig(Section):
     """What is kept of a run."""
 
-    every: int = Field(20, gt=0)
+    every: int = Field(default=20, gt=0)
     """Steps between checkpoints; the last step always has one."""
-    keep: int = Field(2, gt=0)
+    keep: int = Field(default=2, gt=0)
     """Newest checkpoints that stay; older ones are deleted. 2: one to fall back on."""
 
 
@@ -471,7 +473,7 @@ class Config(Section):
     """Name of the run's folder."""
     output: str = "runs"
     """Folder that holds the runs."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of everything: weights, data order, samples, minibatches."""
     solved_at: float = 1.0
     """A response counts as solved when its total reward is at least this. 1: full marks of one reward."""

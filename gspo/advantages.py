@@ -1,0 +1,45 @@
+"""Rewards of a group to advantages. Plain float64 numbers: groups are small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+EQUAL = 1e-12
+"""Rewards whose range is below this share of the largest are equal: sums of weighted rewards differ by rounding
+(0.1 + 0.2 and 0.3), and a standard deviation would blow that up to an advantage of 1."""
+
+
+def group_advantages(
+    rewards: Sequence[float | None],
+    *,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    std: Literal["sample", "population", "none"] = "sample",
+) -> list[float | None]:
+    """A_i = (r_i - baseline) / std over the rewards of one group [G] -> [G].
+
+    `mean` with `sample` or `population` is GRPO's and GSPO's (arXiv:2507.18071, equation 6), `none` is Dr. GRPO's
+    (arXiv:2503.20783), `leave_one_out` is RLOO's (arXiv:2402.14740): r_i minus the mean of the others.
+    None is an abstention: it stays None and takes no part in the statistics. Equal rewards, and a single one left
+    after abstentions, give exactly 0. Raises ValueError for fewer than two responses and for NaN or infinity.
+    """
+    if len(rewards) < 2:
+        raise ValueError(f"a group of {len(rewards)} has no baseline: advantages need at least 2 responses to a prompt")
+    known = [r for r in rewards if r is not None]
+    if not all(math.isfinite(r) for r in known):
+        raise ValueError(f"rewards must be finite, got {known}")
+    if len(known) < 2 or max(known) - min(known) <= EQUAL * max(abs(r) for r in known):
+        return [None if r is None else 0.0 for r in rewards]
+    mean = math.fsum(known) / len(known)
+    scale = _deviation(known, mean, std)
+    if baseline == "leave_one_out":  # r - (n mean - r)/(n - 1) = (r - mean) n/(n - 1)
+        scale *= (len(known) - 1) / len(known)
+    return [None if r is None else (r - mean) / scale for r in rewards]
+
+
+def _deviation(known: Sequence[float], mean: float, std: str) -> float:
+    if std == "none":
+        return 1.0
+    free = len(known) - 1 if std == "sample" else len(known)
+    return math.sqrt(math.fsum((r - mean) ** 2 for r in known) / free)
