@@ -1,0 +1,105 @@
+"""The one table of what is measured: every key of metrics.jsonl, what it means, and its unit."""
+
+from __future__ import annotations
+
+import re
+
+QUANTILES: tuple[float, ...] = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+"""Which quantiles a `_quantiles` list holds, in this order."""
+
+_DECADES = [10 ** (half / 2) for half in range(-12, 3)]
+HISTOGRAM: tuple[float, ...] = (*(-edge for edge in reversed(_DECADES)), *_DECADES)
+"""Edges of the bins of a `_histogram` list, in nats of log-ratio: two a decade from 1e-6 to 10 on either side of 0.
+
+A list of counts has one entry more than there are edges: entry i counts edge[i-1] < log ratio <= edge[i], the first
+and last bins are open, and the middle one holds everything within 1e-6 of no change (numpy's and torch's
+`searchsorted` with the left side give the entry)."""
+
+METRICS: dict[str, str] = {
+    "step": "Rollout batches trained on so far; 0 is the evaluation before training.",
+    "time": "When the row was written, seconds since 1970.",
+    "reward/mean": "Mean total reward of the scored responses.",
+    "reward/std": "Standard deviation of the total reward over the scored responses.",
+    "reward/solved": "Share of scored responses with a reward of at least `solved_at`.",
+    "reward/groups_without_signal": "Share of groups whose rewards are all equal, so that they teach nothing.",
+    "reward/abstained": "Responses left out because a verifier abstained, count.",
+    "reward/part/<name>": "Mean of one reward before its weight.",
+    "rollout/responses": "Responses sampled, count.",
+    "rollout/response_tokens_mean": "Mean length of a response, tokens, the end-of-sequence token included.",
+    "rollout/response_tokens_max": "Longest response, tokens.",
+    "rollout/truncated": "Share of responses that hit the limit of response tokens.",
+    "rollout/tokens_per_s": "Response tokens sampled a second of collecting.",
+    "policy/entropy": "Mean entropy of the policy's next-token distribution, nats a trained token.",
+    "objective/loss": "Loss, the mean over minibatches.",
+    "ratio/sequence_mean": "Mean of s, the sequence ratio exp(mean of the token log-ratios).",
+    "ratio/sequence_std": "Standard deviation of s.",
+    "ratio/sequence_quantiles": "Quantiles of s at QUANTILES.",
+    "ratio/sequence_histogram": "Counts of log s in the bins of HISTOGRAM.",
+    "ratio/token_mean": "Mean of the token ratios.",
+    "ratio/token_std": "Standard deviation of the token ratios.",
+    "ratio/token_quantiles": "Quantiles of the token ratios at QUANTILES.",
+    "ratio/token_histogram": "Counts of the token log-ratios in the bins of HISTOGRAM.",
+    "ratio/largest_log_ratio": "Largest absolute log-ratio of a single token, nats.",
+    "ratio/sequence_at_largest": "s of the sequence that holds that token.",
+    "clip/sequence": "Share of sequences whose clipped branch was taken; for token objectives, at any token.",
+    "clip/token": "Share of tokens in the clipped branch, whose gradient is zero.",
+    "clip/positive": "Share of clipped tokens among those with a positive advantage.",
+    "clip/negative": "Share of clipped tokens among those with a negative advantage.",
+    "clip/outside_band": "Share of ratios outside the clip band, whichever branch was taken.",
+    "clip/sequence_by_minibatch": "clip/sequence of each minibatch in turn.",
+    "clip/token_by_minibatch": "clip/token of each minibatch in turn.",
+    "clip/outside_band_by_minibatch": "clip/outside_band of each minibatch in turn.",
+    "update/grad_norm": "Mean norm of the gradient before it is scaled down, over minibatches.",
+    "update/grad_norm_by_minibatch": "Norm of the gradient of each minibatch in turn.",
+    "update/learning_rate": "Learning rate of the last update.",
+    "update/updates": "Gradient steps taken since the start of the run, count.",
+    "update/skipped": "Gradient steps skipped since the start because the gradient was not finite, count.",
+    "update/trained_tokens": "Tokens that went through forward and backward, count.",
+    "update/samples_without_signal": "Samples with zero advantage that cost no forward or backward, count.",
+    "update/micro_batches": "Forward and backward passes, count.",
+    "kl/reference": "Estimated KL of the policy to the reference, nats a trained token.",
+    "mismatch/k1": "Engine against trainer at the same weights: mean of log p(engine) - log p(trainer), nats a token.",
+    "mismatch/k3": "The same by the k3 estimator, exp(-d) - 1 + d for that difference d; never negative.",
+    "mismatch/largest_log_ratio": "Largest absolute difference of one token between engine and trainer, nats.",
+    "mismatch/sequence_mean": "Mean of s that the mismatch alone makes, before any update.",
+    "mismatch/sequence_std": "Standard deviation of that s.",
+    "mismatch/decisions_differ": "Sequences whose clip decision would differ with the other log-probabilities, count.",
+    "mismatch/recomputed": "1 if later minibatches used the trainer's old log-probabilities, 0 if the engine's.",
+    "time/collect_s": "Sampling responses, seconds.",
+    "time/score_s": "Rewards, seconds.",
+    "time/pack_s": "Advantages and packing, seconds.",
+    "time/update_s": "Forward, backward and optimizer, seconds.",
+    "time/sync_s": "Handing the new weights to the engine, seconds.",
+    "time/evaluate_s": "Evaluation, seconds.",
+    "time/save_s": "Writing checkpoints, seconds.",
+    "time/step_s": "The whole step, seconds.",
+    "system/model_flops_per_s": "Arithmetic that the model needs for this step, a second of the whole step; FLOP/s.",
+    "system/model_flops_utilisation": "The same as a share of what the device can do at most.",
+    "system/peak_memory_gib": "Most memory in use so far, GiB.",
+    "evaluation/pass@<k>": "Estimated probability that one of k responses is solved, mean over prompts.",
+    "evaluation/pass@<k>_low": "Lower end of its 95% confidence interval.",
+    "evaluation/pass@<k>_high": "Upper end of its 95% confidence interval.",
+    "evaluation/reward": "Mean total reward of the evaluation's responses.",
+    "evaluation/response_tokens_mean": "Mean length of the evaluation's responses, tokens.",
+    "evaluation/truncated": "Share of the evaluation's responses that hit the limit.",
+    "evaluation/abstained": "Evaluation responses that a verifier abstained on, count.",
+    "cold_start/loss": "Loss of supervised fine-tuning, nats a response token.",
+}
+"""Key to meaning and unit. `<name>` is a reward's name, `<k>` a number of samples. A value that is undefined in a step
+(clip/positive without a positive advantage) is null."""
+
+ONLY_WHEN: dict[str, str] = {
+    "kl/": "there is a reference policy",
+    "evaluation/": "the step has an evaluation",
+    "cold_start/": "the row is one of cold_start/metrics.jsonl",
+    "system/model_flops_utilisation": "the device's peak is known",
+}
+"""Start of a key to the condition under which rows hold it; all other keys stand in the row of every training step."""
+
+
+def table_key(key: str) -> str | None:
+    """The key of METRICS that a logged key falls under (`evaluation/pass@4_low` -> `evaluation/pass@<k>_low`), or None."""
+    if key in METRICS:
+        return key
+    pattern = re.sub(r"^(evaluation/pass@)\d+", r"\1<k>", re.sub(r"^(reward/part/).+", r"\1<name>", key))
+    return pattern if pattern != key and pattern in METRICS else None
