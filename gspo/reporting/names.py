@@ -98,7 +98,7 @@ ONLY_WHEN: dict[str, str] = {
 
 
 def table_key(key: str) -> str | None:
-    """The key of METRICS that a logged key falls under (`evaluation/pass@4_low` -> `evaluation/pass@<k>_low`), or None."""
+    """The key of METRICS that a logged key falls under (`evaluation/pass@4`: `evaluation/pass@<k>`), or None."""
     if key in METRICS:
         return key
     pattern = re.sub(r"^(evaluation/pass@)\d+", r"\1<k>", re.sub(r"^(reward/part/).+", r"\1<name>", key))

@@ -49,7 +49,7 @@ class RunRecords:
         return path
 
     def truncate_after(self, step: int) -> None:
-        """Go back to the moment when `step` was recorded: later rows and sample files go, and so does a torn last line."""
+        """Go back to when `step` was recorded: later rows and sample files go, and so does a torn last line."""
         if self._metrics.exists():
             rows = [row for row in read_metrics(self.folder) if row["step"] <= step]
             _replace(self._metrics, "".join(_line(row, "metrics") for row in rows))
