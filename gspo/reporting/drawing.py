@@ -1,0 +1,222 @@
+"""How metrics are drawn on one pair of axes: lines, shares on log scales, nested quantiles, stacked seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .names import QUANTILES, table_key
+from .svg import BAND, EDGE, MUTED, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILL_POINTS = 600  # filled areas are not simplified by the SVG writer: beyond this, neighbours are averaged
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What figures are drawn from."""
+
+    rows: Sequence[Mapping[str, Any]]
+    """Rows of metrics.jsonl, by step."""
+    clip: tuple[float, float] | None = None
+    """How far below and above 1 the ratio is clipped, or None where the configuration does not say."""
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [n] and values [n] (or [n, list length]) of the rows that hold a value for the key."""
+        held = [(row["step"], row[key]) for row in self.rows if row.get(key) is not None]
+        return np.array([s for s, _ in held]), np.array([v for _, v in held], dtype=float)
+
+    def keys(self, wanted: Sequence[str]) -> list[str]:
+        """The run's keys that hold a value and fall under the wanted keys of the table, in that order."""
+        held = dict.fromkeys(key for row in self.rows for key, value in row.items() if value is not None)
+        return [key for want in wanted for key in held if table_key(key) == want]
+
+
+Draw = Callable[["Axes", Run, Sequence[str]], None]
+"""Draws on axes those keys of a run that are there."""
+
+RATIO_QUANTILES = ("ratio/sequence_quantiles", "ratio/token_quantiles")
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Centred running mean over about a thirtieth of the points, cut off at the ends. [n] -> [n]"""
+    half = len(values) // 60
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (total[high] - total[low]) / (high - low)
+
+
+def binned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [n] and values [n, ...] as means of neighbours, so that at most FILL_POINTS are left."""
+    size = math.ceil(len(steps) / FILL_POINTS) or 1
+    starts = np.arange(0, len(steps), size)
+    counts = np.diff(np.append(starts, len(steps)))
+    means = np.add.reduceat(values, starts, axis=0) / counts.reshape(-1, *[1] * (values.ndim - 1))
+    return np.add.reduceat(steps, starts) / counts, means
+
+
+def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, mean: np.ndarray, colour: str, label: str) -> None:
+    """Thin as measured, thick as the mean given; a single point is a dot."""
+    if len(steps) == 1:
+        axes.plot(steps, values, "o", color=colour, label=label)
+        return
+    axes.plot(steps, values, color=colour, alpha=0.28, linewidth=0.9)
+    axes.plot(steps, mean, color=colour, label=label)
+
+
+def lines(labels: Mapping[str, str], *, percent: bool = False, bottom: float | None = 0.0, exact: bool = False) -> Draw:
+    """A drawing of keys as lines: thin as measured, thick as running means.
+
+    percent: shares are shown in percent. bottom: lower end of the y axis. exact: no running mean, for what is set
+    and not measured.
+    """
+
+    def draw(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+        for i, (key, label) in enumerate(labels.items()):
+            if key in keys:
+                steps, values = run.series(key)
+                _line(axes, steps, values, values if exact else smooth(values), SERIES[i], label)
+        if percent:
+            _share_axis(axes, bottom)
+        else:
+            axes.set_ylim(bottom=bottom)
+            _plain_numbers(axes)
+
+    return draw
+
+
+def log_lines(labels: Mapping[str, str], *, percent: bool = False) -> Draw:
+    """Absolute values of keys as lines on a log scale; what is 0 lies on the lower edge."""
+
+    def draw(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+        from matplotlib.ticker import NullFormatter
+
+        positive = np.abs(np.concatenate([run.series(key)[1] for key in keys]))
+        positive = positive[positive > 0]
+        floor = 10 ** math.floor(math.log10(positive.min())) if len(positive) else 1e-4
+        axes.set_yscale("log")
+        for i, (key, label) in enumerate(labels.items()):
+            if key in keys:
+                steps, values = run.series(key)
+                sizes = np.abs(values)
+                _line(axes, steps, np.maximum(sizes, floor), np.maximum(smooth(sizes), floor), SERIES[i], label)
+        axes.set_ylim(floor, 10 ** math.ceil(math.log10(positive.max()) + 1e-9) if len(positive) else 1)
+        axes.yaxis.set_major_formatter(_percent if percent else _power)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+    return draw
+
+
+def _share_axis(axes: Axes, bottom: float | None) -> None:
+    high = max(axes.get_ylim()[1], 1e-3)
+    axes.set_ylim(bottom, 1.02 if high > 0.6 else high)
+    axes.yaxis.set_major_formatter(_percent)
+
+
+def _percent(value: float, _: float | None = None) -> str:
+    return f"{100 * value:.10g}%"
+
+
+def _power(value: float, _: float | None = None) -> str:
+    """0.001 -> 10⁻³, with letters of the page's own fonts."""
+    if value == 0:
+        return "0"
+    exponent = math.log10(abs(value))
+    if abs(exponent - round(exponent)) > 1e-6 or -3 <= exponent <= 3:
+        return f"{value:g}"
+    raised = str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return ("-" if value < 0 else "") + "10" + raised
+
+
+def _plain_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter, FuncFormatter
+
+    large = max(map(abs, axes.get_ylim())) >= 1e4
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if large else FuncFormatter(lambda v, _: f"{v:.6g}"))
+
+
+def rewards(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """Training reward as a line, evaluation scores as points with their intervals."""
+    if "reward/mean" in keys:
+        steps, values = run.series("reward/mean")
+        _line(axes, steps, values, smooth(values), SERIES[0], "training reward")
+    for i, key in enumerate(sorted((k for k in keys if k.startswith("evaluation/")), key=_k_of), 1):
+        steps, values = run.series(key)
+        axes.plot(steps, values, "o-", color=SERIES[i % 8], markersize=4, label=key.removeprefix("evaluation/"))
+        if len(run.series(key + "_low")[0]):
+            (at, low), (_, high) = run.series(key + "_low"), run.series(key + "_high")
+            axes.vlines(at, low, high, color=SERIES[i % 8], linewidth=1.2, alpha=0.7)
+    _plain_numbers(axes)
+
+
+def _k_of(key: str) -> int:
+    return int(key.rpartition("@")[2])
+
+
+def quantiles(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """Quantiles of ratios as nested bands of log-ratios on a signed-log scale, with the clip band behind."""
+    steps, values = run.series(keys[0])
+    logs = _log(values)
+    limit = ratio_limit(run)
+    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
+    if run.clip:
+        low, high = math.log1p(-run.clip[0]), math.log1p(run.clip[1])
+        axes.axhspan(low, high, color=BAND, linewidth=0, label="clip band")
+        axes.hlines((low, high), steps[0], steps[-1], color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3)
+    at = dict(zip(QUANTILES, logs.T, strict=True))
+    for low, alpha, label in ((0.01, 0.14, "1% to 99%"), (0.05, 0.18, "5% to 95%"), (0.25, 0.26, "25% to 75%")):
+        x, y = binned(steps, np.stack([at[low], at[1 - low]], 1))
+        axes.fill_between(x, y[:, 0], y[:, 1], color=SERIES[0], alpha=alpha, linewidth=0, label=label)
+    axes.plot(steps, at[0.0], color=MUTED, linewidth=0.7, label="least, largest")
+    axes.plot(steps, at[1.0], color=MUTED, linewidth=0.7)
+    axes.plot(steps, at[0.5], color=SERIES[0], label="median")
+    axes.set_ylim(-limit, limit)
+    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
+    axes.yaxis.set_major_formatter(_power)
+
+
+def _log(ratios: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(ratios, 1e-38))  # a ratio that underflowed to 0 is drawn at float32's limit
+
+
+def ratio_limit(run: Run) -> float:
+    """One y limit for the quantiles of sequences and tokens: the largest absolute log-ratio of both, rounded up."""
+    every = [run.series(k)[1].ravel() for k in run.keys(RATIO_QUANTILES)]
+    largest = np.abs(_log(np.concatenate(every))).max()
+    return max(float(largest) * 1.3, 1e-3)
+
+
+def seconds(labels: Mapping[str, str]) -> Draw:
+    """Seconds of each stage, stacked."""
+
+    def draw(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+        stages = [key for key in labels if key in keys]
+        rows = [row for row in run.rows if any(row.get(key) is not None for key in stages)]
+        values = np.array([[row.get(key) or 0.0 for key in stages] for row in rows], dtype=float)
+        x, y = binned(np.array([row["step"] for row in rows]), values)
+        axes.stackplot(x, y.T, colors=SERIES, labels=[labels[key] for key in stages], linewidth=0, alpha=0.85)
+        typical = np.quantile(y.sum(1), 0.98) * 1.25
+        axes.set_ylim(0, min(y.sum(1).max() * 1.05, typical) or 1)
+        _plain_numbers(axes)
+
+    return draw
+
+
+def largest(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """The largest absolute log-ratio of a token beside |log s| of the sequence that holds it, on a log scale."""
+    labels = {"ratio/largest_log_ratio": "largest token |d|", "ratio/sequence_at_largest": "|log s| of its sequence"}
+    logs = Run([{"step": row["step"]} | {k: _distance(k, row.get(k)) for k in keys} for row in run.rows])
+    log_lines(labels)(axes, logs, keys)
+
+
+def _distance(key: str, value: float | None) -> float | None:
+    if value is None or key == "ratio/largest_log_ratio":
+        return value
+    return abs(float(_log(np.array(value))))
