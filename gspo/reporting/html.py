@@ -30,7 +30,7 @@ _SUMMARY = (  # label, key, format
     ("standard deviation of s", "ratio/sequence_std", ".2e"),
     ("sequences clipped", "clip/sequence", ".2%"),
     ("gradient norm", "update/grad_norm", ".3g"),
-    ("sampled tokens a second", "rollout/tokens_per_s", ",.0f"),
+    ("tokens sampled a second", "rollout/tokens_per_s", ",.0f"),
     ("seconds a step", "time/step_s", ".2f"),
 )
 
