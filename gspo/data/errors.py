@@ -1,0 +1,5 @@
+"""The one exception of this room."""
+
+
+class DataError(Exception):
+    """Prompts that cannot be used; the message says what, where and what to do."""

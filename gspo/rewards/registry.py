@@ -1,0 +1,66 @@
+"""From the recipe's rewards to functions that run: the table of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..config import (
+    ExactReward,
+    FormatReward,
+    FunctionReward,
+    LastNumberReward,
+    LengthPenalty,
+    MathReward,
+    NumericReward,
+    ReasoningGymReward,
+    RewardConfig,
+    reward_name,
+)
+from ..functions import FunctionError, check_arguments, load_function
+from .gym import reasoning_gym
+from .mathematics import math
+from .text import exact, form, last, length_penalty, numeric
+from .verifier import Built, GoldCheck, RewardError, Verifier
+
+
+def own_function(config: FunctionReward) -> Verifier:
+    """The user's function, with the recipe's parameters. Raises RewardError if it cannot be found or take them."""
+    try:
+        function = load_function(config.function)
+        check_arguments(function, config.function, [], parameters=config.parameters)
+    except FunctionError as error:
+        raise RewardError(f"reward {reward_name(config)}: {error}") from error
+    return Verifier(partial(function, **config.parameters))
+
+
+BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
+    ExactReward: exact,
+    NumericReward: numeric,
+    LastNumberReward: last,
+    MathReward: math,
+    FormatReward: form,
+    ReasoningGymReward: reasoning_gym,
+    LengthPenalty: length_penalty,
+    FunctionReward: own_function,
+}
+
+
+def build(rewards: Sequence[RewardConfig]) -> list[Built]:
+    """The recipe's rewards, ready to run, in its order. Raises RewardError for one that cannot be built."""
+    return [_built(config, BUILDERS[type(config)](config)) for config in rewards]
+
+
+def gold_checks(built: Sequence[Built]) -> list[GoldCheck]:
+    """The checks of gold answers that these rewards ask for; each sentence names its reward."""
+    return [partial(_named, b.name, b.gold_check) for b in built if b.gold_check is not None]
+
+
+def _built(config: RewardConfig, verifier: Verifier) -> Built:
+    return Built(reward_name(config), config.weight, config.on_error, verifier.function, verifier.gold_check)
+
+
+def _named(name: str, check: GoldCheck, answer: Any, columns: Mapping[str, Any]) -> str | None:
+    wrong = check(answer, columns)
+    return f"reward {name}: {wrong}" if wrong else None
