@@ -27,7 +27,7 @@ def policy_loss(
     """The loss to minimise, and diagnosis, of padded log-probabilities [B, L].
 
     mask_BL is True where the policy sampled the token; anything elsewhere is ignored, NaN included. advantage is
-    [B], or [B, L] for objectives with credit by token. clip is (low, high); None takes the objective's own. With several
+    [B], or [B, L] for objectives with credit by token. clip is (low, high), by default the objective's own. With several
     micro-batches or ranks pass the minibatch's counts as global_sequences and global_tokens and add the losses up.
     Raises ValueError for an unknown objective, shapes that do not fit and rows without a token that counts, and
     NonFiniteError for a NaN or infinity that counts.

@@ -133,9 +133,7 @@ def pack(
         if x.shape != old_T.shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, old log-probabilities have {tuple(old_T.shape)}")
     if int(sequence_T.max()) >= num_sequences:
-        raise ValueError(
-            f"a token belongs to sequence {int(sequence_T.max())}, but there are {num_sequences} advantages"
-        )
+        raise ValueError(f"a token belongs to sequence {int(sequence_T.max())}, but there are {num_sequences} advantages")
     length_S = torch.bincount(sequence_T[mask_T], minlength=num_sequences).to(old_T.dtype)
     if bool((length_S == 0).any()):
         raise ValueError(f"sequence {int((length_S == 0).nonzero()[0])} has no token that counts: leave it out")
@@ -273,7 +271,8 @@ def clip_warning(name: str, clip: Clip) -> str | None:
     if unit == "sequence" and max(clip) > 0.02:
         return (
             f"clip {clip.low:g}/{clip.high:g} is a range for token ratios: {name} clips a mean over the whole "
-            f"response, which hardly ever moves that far, so nothing will be clipped; the paper uses {own.low:g}/{own.high:g}"
+            f"response, which hardly ever moves that far, so nothing will be clipped; the paper uses "
+            f"{own.low:g}/{own.high:g}"
         )
     if unit == "token" and min(clip) < 0.01:
         return (

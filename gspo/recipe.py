@@ -63,6 +63,18 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     return CliSettingsSource(Config, cli_parse_args=list(words), root_parser=parser)()  # type: ignore[arg-type]
 
 
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two plain configurations."""
+    out = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            out += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            out.append(f"{prefix}{key}")
+    return out
+
+
 def known_keys() -> list[str]:
     """Every dotted key that a recipe may hold; keys of list items stand under the list's name."""
     return sorted({key for key, _ in _walk(Config)})

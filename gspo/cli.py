@@ -1,0 +1,117 @@
+"""The command line. Everything heavy is imported after the words are understood, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SETTINGS = "Any setting of the recipe can be given as --table.key VALUE, e.g. --training.learning_rate 1e-6."
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 for an error said in a sentence, 128 + n after signal n."""
+    parser = _parser()
+    options, overrides = parser.parse_known_args(words)
+    if overrides and options.command == "report":
+        parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+    from .signals import Interrupted
+
+    try:
+        return options.run(options, overrides) or 0
+    except Interrupted as error:
+        print(f"gspo: {error}", file=sys.stderr)
+        return 128 + error.number
+    except KeyboardInterrupt:
+        print("gspo: stopped at once; the last checkpoint stands", file=sys.stderr)
+        return 130
+    except _expected_errors() as error:
+        print(f"gspo: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gspo",
+        description="Reinforcement learning of language models with verifiable rewards, around GSPO.",
+        epilog=SETTINGS,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, function, text in (
+        ("train", _train, "cold start (if the recipe has one), training, evaluation and report"),
+        ("sft", _sft, "the cold start alone: supervised fine-tuning on the gold answers"),
+        ("eval", _eval, "measure a model on the recipe's held-out prompts"),
+    ):
+        command = commands.add_parser(name, help=text, description=text, epilog=SETTINGS, allow_abbrev=False)
+        command.add_argument("recipe", type=Path, help="a TOML file")
+        command.set_defaults(run=function)
+        if name != "eval":
+            command.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of the run")
+        else:
+            command.add_argument(
+                "--from", dest="model", type=Path, help="a run, a checkpoint or a model; by default the recipe's"
+            )
+    report = commands.add_parser("report", help="write a run's report.html", description="Write RUN/report.html.")
+    report.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _version() -> str:
+    from . import __version__
+
+    return f"gspo {__version__}"
+
+
+def _train(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .loop import train
+    from .recipe import load
+
+    folder = train(load(options.recipe, overrides), resume=options.resume)
+    print(f"report: {folder / 'report.html'}")
+
+
+def _sft(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .cold_start import cold_start
+    from .recipe import load
+
+    print(f"model: {cold_start(load(options.recipe, overrides), resume=options.resume)}")
+
+
+def _eval(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .evaluation.command import evaluate_model
+    from .recipe import load
+
+    print(evaluate_model(load(options.recipe, overrides), options.model))
+
+
+def _report(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .reporting.html import write_report
+
+    print(f"report: {write_report(options.folder)}")
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """Errors whose message is the whole story; any other keeps its traceback."""
+    from .chat import ChatError
+    from .data import DataError
+    from .evaluation.evaluate import EvaluationError
+    from .functions import FunctionError
+    from .recipe import RecipeError
+    from .reporting.trackers import TrackerMissing
+    from .rewards import RewardError
+    from .rollout.engine import EngineError
+    from .training.checkpoint import CheckpointError
+    from .training.policy import ModelError
+    from .training.update import TrainingError
+
+    return (
+        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FileNotFoundError, FunctionError, ModelError,
+        RecipeError, RewardError, TrackerMissing, TrainingError,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

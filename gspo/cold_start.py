@@ -1,0 +1,124 @@
+"""Supervised fine-tuning: imitate the gold responses. The same data, packing, optimizer and checkpoints as the loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import chat, data
+from .config import Config
+from .folder import Clock, newest_checkpoint, open_folder
+from .prompts import Say, load_prompts, training_and_evaluation_prompts
+from .recipe import RecipeError
+from .reporting.records import RunRecords
+from .reporting.terminal import Terminal
+from .rewards import build
+from .signals import Interrupted, Signals
+from .training import checkpoint
+from .training.optimizer import Optimizer
+from .training.packing import make_micro_batches
+from .training.policy import Policy, load_policy
+from .training.update import TrainingError
+from .types import Prompt, Trajectory
+
+
+def cold_start(config: Config, *, resume: bool = False) -> Path:
+    """Fine-tune as `[cold_start]` says and return the folder of the resulting model.
+
+    Records and checkpoints go to `cold_start/` in the run's folder; what is finished there is not done again.
+    Raises RecipeError without a `[cold_start]` table, DataError for faulty data, TrainingError for a gradient that is
+    not finite, and Interrupted, after a checkpoint, when a signal asked to stop.
+    """
+    if config.cold_start is None:
+        raise RecipeError("the recipe has no [cold_start] table: there is nothing to imitate")
+    table, folder = config.cold_start, open_folder(config, resume=resume) / "cold_start"
+    found = newest_checkpoint(folder, resume=True, say=print)
+    done = found.state["step"] if found else 0
+    with Terminal(f"{config.name} cold start", table.steps, done=done) as terminal, Signals() as signals:
+        if found and done >= table.steps:
+            return found.model
+        weights = found.model if found and config.model.lora is None else None
+        policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
+        prompts, examples = load_examples(config, policy, terminal.note)
+        optimizer = Optimizer(policy.trainable, table, table.steps)
+        records, clock, cursor = RunRecords(folder), Clock(), data.Cursor()
+        if found:
+            found.restore(optimizer)
+            cursor = data.Cursor.of(found.state["cursor"])
+        records.truncate_after(done)
+        for step in range(done + 1, table.steps + 1):
+            batch, cursor = data.take(prompts, cursor, table.batch_size, config.seed)
+            rate = optimizer.learning_rate
+            loss, norm = imitate(policy, optimizer, [examples[p.row] for p in batch])
+            row = {"step": step, "time": time.time(), "cold_start/loss": loss, "update/grad_norm": norm}
+            records.append({**row, "update/learning_rate": rate, "time/step_s": clock.take()["time/step_s"]})
+            terminal.step(row)
+            if step == table.steps or step % config.checkpoint.every == 0 or signals.caught:
+                state, keep = {"cursor": cursor.state()}, config.checkpoint.keep
+                checkpoint.save(folder / "checkpoints", policy, optimizer, state, step=step, keep=keep)
+            if signals.caught:
+                raise Interrupted(signals.caught)
+    return checkpoint.load(folder / "checkpoints" / f"step-{table.steps:06d}").model
+
+
+def load_examples(config: Config, policy: Policy, say: Say) -> tuple[list[Prompt], dict[int, Trajectory]]:
+    """The prompts of the cold start, and by row the tokens to imitate: prompt, response, end of sequence.
+
+    Evaluation prompts are kept out as `evaluation.overlap` says. Raises DataError for a response that is missing, empty
+    or longer than the limits, by row.
+    """
+    table, rewards = config.cold_start, build(config.rewards)
+    assert table is not None
+    prompts, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, say)
+    if table.data is not None:
+        limit, where = config.rollout.max_prompt_tokens, "cold_start.data"
+        prompts = load_prompts(table.data, policy.tokenizer, [], max_prompt_tokens=limit, where=where, say=say)
+        if config.evaluation is not None:
+            prompts, _ = data.separate(prompts, evaluation, config.evaluation.overlap)
+    if len(prompts) < table.batch_size:
+        raise data.DataError(f"cold start: {len(prompts)} prompts do not fill cold_start.batch_size = {table.batch_size}")
+    return prompts, {p.row: _example(p, config, policy) for p in prompts}
+
+
+def _example(prompt: Prompt, config: Config, policy: Policy) -> Trajectory:
+    table = config.cold_start
+    assert table is not None
+    response = prompt.answer if table.response_column is None else prompt.columns.get(table.response_column)
+    if response is None or not str(response).strip():
+        raise data.DataError(
+            f"cold start: row {prompt.row} has no response to imitate in {table.response_column or 'the answer column'}"
+        )
+    try:
+        ids = [*chat.encode_response(policy.tokenizer, str(response)), policy.tokenizer.eos_token_id]
+    except chat.EncodeError as error:
+        raise data.DataError(f"cold start: response of row {prompt.row}: {error}") from None
+    tokens = np.array([*prompt.token_ids, *ids])
+    for name, limit, have in (
+        ("rollout.max_response_tokens", config.rollout.max_response_tokens, len(ids)),
+        ("cold_start.micro_batch_tokens", table.micro_batch_tokens, len(tokens)),
+    ):
+        if have > limit:
+            raise data.DataError(f"cold start: row {prompt.row} has {have} tokens, more than {name} = {limit}")
+    trained = np.arange(len(tokens)) >= len(prompt.token_ids)
+    return Trajectory(f"row {prompt.row}", str(prompt.row), tokens, trained, np.zeros(len(ids), np.float32), 0.0)
+
+
+def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]) -> tuple[float, float]:
+    """One update on the mean negative log-likelihood of the response tokens; returns it and the gradient norm.
+
+    At temperature 1 whatever the sampling temperature. Raises TrainingError if the gradient is not finite.
+    """
+    total, loss = sum(t.num_trained for t in examples), 0.0
+    for micro in make_micro_batches(examples, token_budget=optimizer.config.micro_batch_tokens, device=policy.device):
+        logp_T, _ = policy.score(micro, temperature=1.0)
+        share = -logp_T.sum() / total
+        share.backward()
+        loss += float(share.detach())
+    norm = optimizer.step()
+    if not math.isfinite(norm):
+        raise TrainingError(f"cold start: the gradient is not finite on {', '.join(t.id for t in examples)}")
+    return loss, norm

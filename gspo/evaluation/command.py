@@ -1,0 +1,61 @@
+"""`gspo eval`: a model on the held-out prompts of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..config import Config
+from ..prompts import load_prompts
+from ..recipe import RecipeError
+from ..reporting.terminal import Terminal
+from ..rewards import build
+from ..rollout.transformers import TransformersEngine
+from ..training import checkpoint
+from ..training.policy import load_policy
+from .evaluate import evaluate
+
+
+def evaluate_model(config: Config, model: Path | None) -> str:
+    """The scores of a model, one `name value` a line.
+
+    model: the folder of a run (its newest whole checkpoint is taken), of a checkpoint, or of a model; None takes the
+    recipe's. Raises RecipeError if the recipe has no evaluation or the folder holds no model.
+    """
+    if config.evaluation is None:
+        raise RecipeError("the recipe has no [evaluation] table: there is nothing to measure on")
+    path = None if model is None else find_model(model)
+    with Terminal("evaluation", 1, title=str(path or config.model.path or "a model with random weights")) as terminal:
+        policy = load_policy(config.model, temperature=config.evaluation.temperature or 1.0, seed=config.seed, path=path)
+        rewards = build(config.rewards)
+        prompts = load_prompts(
+            config.evaluation.data,
+            policy.tokenizer,
+            rewards,
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            where="evaluation.data",
+            say=terminal.note,
+        )
+        engine = TransformersEngine(policy, max_rows=config.rollout.max_rows)
+        with terminal.generation(len(prompts) * config.evaluation.samples) as progress:
+            done = evaluate(
+                engine,
+                prompts,
+                rewards,
+                config.evaluation,
+                policy.tokenizer,
+                solved_at=config.solved_at,
+                progress=progress,
+            )
+    return "\n".join(f"{key.removeprefix('evaluation/'):<24} {value}" for key, value in done.metrics.items())
+
+
+def find_model(folder: Path) -> Path:
+    """The model inside a run, a checkpoint or a model folder. Raises RecipeError if there is none."""
+    if (folder / "config.json").exists() and not (folder / "checkpoints").exists():
+        return folder
+    if (folder / "model" / "config.json").exists():
+        return checkpoint.load(folder).model
+    found = checkpoint.newest(folder / "checkpoints", print)
+    if found is None:
+        raise RecipeError(f"{folder}: holds neither a model nor a whole checkpoint")
+    return found.model

@@ -1,0 +1,79 @@
+"""Evaluation: k samples to each held-out prompt, scored by the rewards of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import EvaluationConfig
+from ..rewards import Built, score
+from ..rollout.collect import collect
+from ..rollout.engine import Engine, Progress
+from ..types import Metrics, Prompt, Scored
+from .statistics import mean_interval, pass_at_k
+
+
+class EvaluationError(Exception):
+    """An evaluation whose numbers would be undefined; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One evaluation."""
+
+    metrics: Metrics
+    """`evaluation/...`, see reporting/names.py."""
+    groups: list[list[Scored]]
+    """Every sample with its scores, a list a prompt."""
+
+
+def evaluate(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    rewards: Sequence[Built],
+    config: EvaluationConfig,
+    tokenizer: Any,
+    *,
+    solved_at: float,
+    progress: Progress = lambda n: None,
+) -> Evaluated:
+    """Sample, score and summarise. Seeds depend on config.seed and the row alone, so that every evaluation is alike.
+
+    Raises EvaluationError where abstentions leave a prompt with fewer than k samples for a pass@k.
+    """
+    groups = collect(
+        engine, prompts, config, tokenizer, group_size=config.samples, seed=config.seed, step=0, progress=progress
+    )
+    scored = score(rewards, [s for group in groups for s in group])
+    size = config.samples
+    return summarise([scored[i : i + size] for i in range(0, len(scored), size)], config, solved_at=solved_at)
+
+
+def summarise(groups: list[list[Scored]], config: EvaluationConfig, *, solved_at: float) -> Evaluated:
+    """Mean pass@1, the unbiased pass@k, and their 95% intervals over prompts, from scored groups."""
+    known = [[s.total for s in group if s.total is not None] for group in groups]
+    metrics: Metrics = {}
+    for k in config.pass_at:
+        if short := [g[0].sample.prompt for g, rewards in zip(groups, known, strict=True) if len(rewards) < k]:
+            raise EvaluationError(
+                f"pass@{k} is undefined: row {short[0].row} and {len(short) - 1} others have fewer than {k} scored "
+                "samples, as verifiers abstained; mend the verifier, or raise evaluation.samples"
+            )
+        interval = mean_interval([pass_at_k(len(r), sum(x >= solved_at for x in r), k) for r in known])
+        metrics |= {
+            f"evaluation/pass@{k}": interval.mean,
+            f"evaluation/pass@{k}_low": interval.low,
+            f"evaluation/pass@{k}_high": interval.high,
+        }
+    samples = [s for group in groups for s in group]
+    rewards = [s.total for s in samples if s.total is not None]
+    metrics |= {
+        "evaluation/reward": float(np.mean(rewards)) if rewards else None,
+        "evaluation/response_tokens_mean": float(np.mean([s.sample.num_tokens for s in samples])),
+        "evaluation/truncated": float(np.mean([s.sample.completion.finish_reason == "length" for s in samples])),
+        "evaluation/abstained": len(samples) - len(rewards),
+    }
+    return Evaluated(metrics, groups)

@@ -1,0 +1,106 @@
+"""A run's folder: opened, resumed, stamped with the settings and versions that made it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from . import __version__
+from .config import Config
+from .recipe import RecipeError, differences
+from .training import checkpoint
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "safetensors",
+    "datasets",
+    "math-verify",
+    "reasoning-gym",
+    "peft",
+)
+
+FREE_ON_RESUME = ("training.steps", "checkpoint.", "tracking.", "output")
+"""Settings that may differ between a run and its continuation: how far it goes and what is kept, not what it is."""
+
+
+class Clock:
+    """Seconds of each stage of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """`time/{stage}_s` of the stages since the last call, `time/step_s` in all; then the clock starts anew."""
+        now = time.perf_counter()
+        out = {f"time/{stage}_s": seconds for stage, seconds in self.seconds.items()} | {"time/step_s": now - self._start}
+        self.seconds.clear()
+        self._start = now
+        return out
+
+
+def open_folder(config: Config, *, resume: bool) -> Path:
+    """The run's folder, with config.json and versions.json in it.
+
+    Raises RecipeError if it holds another run, or a run of other settings than those to be resumed.
+    """
+    folder = Path(config.output) / config.name
+    stored = folder / "config.json"
+    if (folder / "metrics.jsonl").exists() and not resume:
+        raise RecipeError(
+            f"{folder} holds a run already: continue it with --resume, or choose another name, e.g. --name {config.name}-2"
+        )
+    if stored.exists():
+        old = json.loads(stored.read_text())
+        changed = [d for d in differences(old, config.model_dump(mode="json")) if not d.startswith(FREE_ON_RESUME)]
+        if changed:
+            raise RecipeError(
+                f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "
+                "set them back, or choose another --name"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    stored.write_text(config.model_dump_json(indent=1) + "\n")
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    return folder
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides the recipe."""
+    out = {"gspo": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            out[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        out |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return out
+
+
+def newest_checkpoint(folder: Path, *, resume: bool, say: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from, or None to start from the beginning."""
+    if not resume:
+        return None
+    found = checkpoint.newest(folder / "checkpoints", say)
+    if found is None and (folder / "metrics.jsonl").exists():
+        say(f"{folder} has no whole checkpoint: starting from the beginning")
+    return found

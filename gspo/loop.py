@@ -1,0 +1,45 @@
+"""The training loop, the first file to read: a step is collect, score, pack, update, sync, evaluate, record, save."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from . import data
+from .cold_start import cold_start
+from .config import Config
+from .reporting.html import write_report
+from .run import open_run
+from .training.update import update
+
+
+def train(config: Config, *, resume: bool = False) -> Path:
+    """Train as the recipe says and return the run's folder, with its report.
+
+    Raises RecipeError, DataError or ModelError before any work is done; RewardError, EngineError or TrainingError when
+    a step cannot be trusted; Interrupted, after a checkpoint, when a signal asked to stop.
+    """
+    start = cold_start(config, resume=resume) if config.cold_start else None
+    with open_run(config, start, resume=resume) as run:
+        if run.step == 0 and run.evaluation:
+            run.record({"step": 0, "time": time.time(), **run.evaluate()})
+        while run.step < config.training.steps:
+            with run.signals.interruptible():
+                prompts, cursor = data.take(run.training, run.cursor, config.rollout.prompts_per_step, config.seed)
+                with run.clock("collect"):
+                    groups = run.collect(prompts)
+                with run.clock("score"):
+                    scored = run.score(groups)
+                with run.clock("pack"):
+                    advantages, minibatches = run.pack(scored)
+            with run.clock("update"):
+                updated = update(run.policy, run.optimizer, minibatches, config, run.skips)
+            with run.clock("sync"):
+                run.engine.load(run.policy)
+            run.advance(cursor)
+            evaluation = run.evaluate() if run.evaluation_is_due() else {}
+            run.record(run.measure(scored, advantages, minibatches, updated) | evaluation)
+            if run.checkpoint_is_due():
+                run.save()
+    write_report(run.folder)
+    return run.folder

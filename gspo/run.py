@@ -1,0 +1,293 @@
+"""A run while it runs: what the loop's stages need, and the place it has reached."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from . import data
+from .advantages import group_advantages
+from .config import Config
+from .evaluation.evaluate import evaluate
+from .folder import Clock, newest_checkpoint, open_folder
+from .objectives import clip_warning, estimate_kl
+from .prompts import training_and_evaluation_prompts
+from .reporting.records import RunRecords
+from .reporting.rollouts import reward_metrics, rollout_metrics, sample_lines
+from .reporting.terminal import Terminal
+from .reporting.trackers import Trackers, open_trackers
+from .rewards import Built, build, score
+from .rollout.collect import collect
+from .rollout.engine import Engine, sample_seed
+from .rollout.transformers import TransformersEngine
+from .signals import Interrupted, Signals
+from .training import checkpoint
+from .training.diagnosis import by_sample, mismatch_metrics, ratio_metrics, reference_kl
+from .training.flops import FlopCounter, peak_flops
+from .training.optimizer import Optimizer
+from .training.policy import Policy, load_policy
+from .training.reference import ReferenceScore, open_reference
+from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches
+from .types import Metrics, Prompt, Sample, Scored, Trajectory
+
+Groups = list[list[Scored]]
+Advantages = list[list[float | None]]
+
+
+@dataclass
+class Run:
+    """Everything of a run. The loop calls its methods in the order in which they stand here."""
+
+    config: Config
+    folder: Path
+    policy: Policy
+    optimizer: Optimizer
+    engine: Engine
+    reference: ReferenceScore | None
+    rewards: Sequence[Built]
+    training: list[Prompt]
+    evaluation: list[Prompt]
+    records: RunRecords
+    trackers: Trackers
+    terminal: Terminal
+    signals: Signals
+    clock: Clock = field(default_factory=Clock)
+    step: int = 0
+    """Rollout batches trained on."""
+    cursor: data.Cursor = field(default_factory=data.Cursor)
+    """The next prompt."""
+    skips: Skips = field(default_factory=Skips)
+    """Updates left out."""
+    saved_at: int = 0
+    """Step of the newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        self.flops = FlopCounter(self.policy)
+        self.peak_flops = peak_flops(self.policy.device, self.policy.head.dtype)
+
+    def collect(self, prompts: Sequence[Prompt]) -> list[list[Sample]]:
+        """A group of samples to each prompt."""
+        config, size = self.config.rollout, self.config.rollout.group_size
+        with self.terminal.generation(len(prompts) * size) as progress:
+            return collect(
+                self.engine,
+                prompts,
+                config,
+                self.policy.tokenizer,
+                group_size=size,
+                seed=self.config.seed,
+                step=self.step + 1,
+                progress=progress,
+            )
+
+    def score(self, groups: list[list[Sample]]) -> Groups:
+        """The verdicts of the rewards, all samples in one call to each."""
+        scored = iter(score(self.rewards, [s for group in groups for s in group]))
+        return [[next(scored) for _ in group] for group in groups]
+
+    def pack(self, groups: Groups) -> tuple[Advantages, list[Minibatch]]:
+        """Advantages by group, and the scored samples dealt into packed minibatches."""
+        config = self.config
+        rewards: Advantages = [[s.total for s in group] for group in groups]
+        references = self._references(groups)
+        kl = config.objective.kl
+        if kl is not None and kl.place == "reward":
+            rewards = [
+                [
+                    None if r is None else r - kl.coefficient * self._penalty(s, references)
+                    for s, r in zip(g, rs, strict=True)
+                ]
+                for g, rs in zip(groups, rewards, strict=True)
+            ]
+        chosen = config.advantage
+        advantages = [group_advantages(r, baseline=chosen.baseline, std=chosen.std) for r in rewards]
+        trajectories = [
+            replace(trajectory(s.sample), advantage=a, reference_logprobs=references.get(s.sample.id))
+            for group, group_advantages_ in zip(groups, advantages, strict=True)
+            for s, a in zip(group, group_advantages_, strict=True)
+            if a is not None
+        ]
+        seed = sample_seed(config.seed, self.step + 1, "minibatches", 0)
+        return advantages, pack_minibatches(trajectories, config, seed=seed, device=self.policy.device)
+
+    def _references(self, groups: Groups) -> dict[str, np.ndarray]:
+        if self.reference is None:
+            return {}
+        return self.reference([trajectory(s.sample) for group in groups for s in group if s.total is not None])
+
+    def _penalty(self, scored: Scored, references: dict[str, np.ndarray]) -> float:
+        kl = self.config.objective.kl
+        assert kl is not None
+        log_ratio_T = scored.sample.completion.logprobs - references[scored.sample.id]
+        return float(estimate_kl(torch.from_numpy(log_ratio_T), kl.estimator).sum())
+
+    def advance(self, cursor: data.Cursor) -> None:
+        """The batch is trained on: from here on it belongs to the past."""
+        self.step, self.cursor = self.step + 1, cursor
+
+    def evaluation_is_due(self) -> bool:
+        """At every so many steps, and at the end."""
+        config = self.config.evaluation
+        if config is None:
+            return False
+        return self.step == self.config.training.steps or (config.every > 0 and self.step % config.every == 0)
+
+    def evaluate(self) -> Metrics:
+        """`evaluation/`: the policy on the held-out prompts."""
+        config = self.config.evaluation
+        assert config is not None
+        with self.clock("evaluate"), self.terminal.generation(len(self.evaluation) * config.samples) as progress:
+            return evaluate(
+                self.engine,
+                self.evaluation,
+                self.rewards,
+                config,
+                self.policy.tokenizer,
+                solved_at=self.config.solved_at,
+                progress=progress,
+            ).metrics
+
+    def measure(
+        self, groups: Groups, advantages: Advantages, minibatches: Sequence[Minibatch], updated: Updated
+    ) -> Metrics:
+        """All metrics of the step, and its samples written."""
+        lines = sample_lines(groups, advantages, by_sample(updated.ratios), step=self.step)
+        self.records.write_samples(self.step, lines)
+        times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
+        trained = [m for part in minibatches for m in part.micro_batches]
+        return {
+            "step": self.step,
+            "time": time.time(),
+            **reward_metrics(groups, advantages, solved_at=self.config.solved_at),
+            **rollout_metrics(groups, seconds=times["time/collect_s"]),
+            **ratio_metrics(updated.ratios),
+            **mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
+            **reference_kl(updated.ratios),
+            **updated.metrics(),
+            "update/updates": self.optimizer.updates,
+            "update/skipped": self.skips.total,
+            "update/trained_tokens": sum(len(m.target_T) for m in trained),
+            "update/samples_without_signal": sum(len(part.trajectories) for part in minibatches)
+            - sum(len(m.trajectories) for m in trained),
+            "update/micro_batches": len(trained),
+            **times,
+            **self._system(groups, minibatches, updated, times["time/step_s"]),
+        }
+
+    def _system(self, groups: Groups, minibatches: Sequence[Minibatch], updated: Updated, seconds: float) -> Metrics:
+        samples = [s.sample for group in groups for s in group]
+        sizes = [(len(s.prompt.token_ids), s.num_tokens) for s in samples]
+        shared = [(len(group[0].sample.prompt.token_ids), 0) for group in groups]
+        total = self.flops.generation([*shared, *sizes])
+        for i, part in enumerate(minibatches):
+            passes = 4 if updated.recomputed and i else 3  # forward, backward twice that, and a forward before
+            total += passes * sum(self.flops.forward(m) for m in part.micro_batches)
+        return {
+            "system/model_flops_per_s": total / seconds,
+            "system/model_flops_utilisation": total / seconds / self.peak_flops,
+            "system/peak_memory_gib": _peak_memory(self.policy.device) / 2**30,
+        }
+
+    def record(self, row: Metrics) -> None:
+        """Write a row of metrics, and show it."""
+        self.records.append(row)
+        self.trackers.log(row)
+        self.terminal.step(row)
+
+    def checkpoint_is_due(self) -> bool:
+        """At every so many steps, and at the end."""
+        return self.step % self.config.checkpoint.every == 0 or self.step == self.config.training.steps
+
+    def save(self) -> None:
+        """Write a checkpoint of the place that the run has reached."""
+        state = {
+            "cursor": self.cursor.state(),
+            "skips": [self.skips.total, self.skips.in_a_row],
+            "version": self.policy.version,
+        }
+        keep = self.config.checkpoint.keep
+        with self.clock("save"):
+            checkpoint.save(self.folder / "checkpoints", self.policy, self.optimizer, state, step=self.step, keep=keep)
+        self.saved_at = self.step
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        found.restore(self.optimizer)
+        self.step = self.saved_at = found.state["step"]
+        self.cursor = data.Cursor.of(found.state["cursor"])
+        self.skips = Skips(*found.state["skips"])
+        self.policy.version = found.state["version"]
+        self.engine.load(self.policy)
+
+
+@contextmanager
+def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Run]:
+    """Check everything that can be checked, load, and yield the run; on a signal save, whatever happens close.
+
+    start: the model that a cold start left, None for the recipe's. Raises what `train` says.
+    """
+    folder = open_folder(config, resume=resume)
+    rewards = build(config.rewards)
+    found = newest_checkpoint(folder, resume=resume, say=print)
+    done = found.state["step"] if found else 0
+    title = f"{config.objective.name}, {config.rollout.prompts_per_step} prompts x {config.rollout.group_size}"
+    with Signals() as signals, Terminal(config.name, config.training.steps, done=done, title=title) as terminal:
+        if warning := clip_warning(config.objective.name, chosen_clip(config)):
+            terminal.note(f"warning: {warning}")
+        weights = found.model if found and config.model.lora is None else start
+        policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
+        training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
+        records = RunRecords(folder)
+        records.truncate_after(done if found else -1)
+        trackers = open_trackers(
+            config.tracking, folder, config.name, config.model_dump(mode="json"), resumed_at=done if found else None
+        )
+        run = Run(
+            config=config,
+            folder=folder,
+            policy=policy,
+            optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
+            engine=TransformersEngine(policy, max_rows=config.rollout.max_rows),
+            reference=open_reference(config, policy, start),
+            rewards=rewards,
+            training=training,
+            evaluation=evaluation,
+            records=records,
+            trackers=trackers,
+            terminal=terminal,
+            signals=signals,
+        )
+        if found:
+            run.restore(found)
+        try:
+            yield run
+        except Interrupted:
+            if run.saved_at < run.step:
+                run.save()
+            terminal.note(f"saved at step {run.step}; go on with --resume")
+            raise
+        finally:
+            trackers.close()
+
+
+def trajectory(sample: Sample) -> Trajectory:
+    """The tokens of a sample as they were sampled, its advantage still 0."""
+    prompt, completion = np.array(sample.prompt.token_ids, np.int64), sample.completion
+    tokens = np.concatenate([prompt, completion.token_ids])
+    trained = np.arange(len(tokens)) >= len(prompt)
+    return Trajectory(sample.id, sample.prompt.id, tokens, trained, completion.logprobs, 0.0)
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

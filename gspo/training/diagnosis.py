@@ -1,0 +1,194 @@
+"""What an update did to the ratios: numbers taken from the passes that were made anyway.
+
+T trained tokens, S sequences. Everything here is measurement; no gradient and no decision of the loss depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..objectives import Batch, Clip, Objective, surrogate
+from ..reporting.names import HISTOGRAM, QUANTILES
+from ..types import Metrics
+
+Unit = Literal["sequence", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """The ratios of one micro-batch at the moment of its update. All on the CPU, detached."""
+
+    ids: tuple[str, ...]
+    """Sample ids [S]."""
+    log_ratio_T: Tensor
+    """d of each token."""
+    log_ratio_S: Tensor
+    """log s of each sequence."""
+    clipped_T: Tensor
+    """The clipped branch was taken."""
+    outside_T: Tensor
+    """The clipped ratio is outside the band."""
+    advantage_T: Tensor
+    """Advantage of each token."""
+    sequence_T: Tensor
+    """Sequence of each token."""
+    length_S: Tensor
+    """Tokens of each sequence."""
+    entropy_T: Tensor
+    """Entropy of the policy at each token, nats."""
+    reference_T: Tensor | None
+    """log pi - log pi_ref of each token, where there is a reference."""
+    engine_gap_T: Tensor | None
+    """log p(engine) - log p(trainer) at the old policy, where the trainer's old log-probabilities are known."""
+    decisions_differ: int
+    """Clip decisions (of sequences or tokens, by the objective's unit) that would differ with the other old ones."""
+
+
+def observe(
+    ids: tuple[str, ...],
+    logp_T: Tensor,
+    entropy_T: Tensor,
+    engine_T: Tensor,
+    trainer_T: Tensor | None,
+    batch: Batch,
+    result: Objective,
+    clip: Clip,
+    unit: Unit,
+) -> Ratios:
+    """Ratios of a micro-batch. engine_T and trainer_T are the old log-probabilities of either side (None: unknown)."""
+    logp_T = logp_T.detach()
+    differ = 0
+    if trainer_T is not None:
+        sides = [_clip_decisions(logp_T - old_T, batch, clip, unit) for old_T in (engine_T, trainer_T)]
+        differ = int((sides[0] != sides[1]).sum())
+    gap_T = None if trainer_T is None else engine_T - trainer_T
+    reference_T = None if batch.reference_logp_T is None else logp_T - batch.reference_logp_T
+    kept = {
+        "log_ratio_T": result.log_ratio_T,
+        "log_ratio_S": result.log_ratio_S,
+        "clipped_T": result.clipped_T,
+        "outside_T": result.outside_T,
+        "advantage_T": batch.advantage_T,
+        "sequence_T": batch.sequence_T,
+        "length_S": batch.length_S,
+        "entropy_T": entropy_T,
+        "reference_T": reference_T,
+        "engine_gap_T": gap_T,
+    }
+    on_cpu = {name: None if x is None else x.detach().cpu() for name, x in kept.items()}
+    return Ratios(ids=ids, decisions_differ=differ, **on_cpu)  # type: ignore[arg-type]
+
+
+def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -> Tensor:
+    if unit == "token":
+        return surrogate(log_ratio_T, batch.advantage_T, clip)[1]
+    log_s_T = batch.mean_S(log_ratio_T)[batch.sequence_T]
+    clipped_T = surrogate(log_s_T, batch.advantage_T, clip)[1]
+    return batch.sum_S(clipped_T.to(log_s_T.dtype)) > 0
+
+
+def mismatch_size(ratios: Sequence[Ratios], unit: Unit) -> float:
+    """Root mean square of (ratio - 1) that the gap between engine and trainer alone makes, in the objective's unit.
+
+    infinity where nothing was measured.
+    """
+    gaps = [_gap(r, unit) for r in ratios if r.engine_gap_T is not None]
+    if not gaps:
+        return float("inf")
+    return float(torch.cat(gaps).neg().expm1().square().mean().sqrt())
+
+
+def _gap(r: Ratios, unit: Unit) -> Tensor:
+    assert r.engine_gap_T is not None
+    if unit == "token":
+        return r.engine_gap_T
+    return torch.zeros_like(r.length_S).index_add(0, r.sequence_T, r.engine_gap_T) / r.length_S
+
+
+def ratio_metrics(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
+    """`policy/`, `ratio/` and `clip/` of one rollout batch; lists by minibatch. Nothing trained: all null."""
+    every = [r for part in minibatches for r in part]
+    log_w, log_s = _join(every, "log_ratio_T"), _join(every, "log_ratio_S")
+    largest = max(every, key=lambda r: float(r.log_ratio_T.abs().max()), default=None)
+    at = None if largest is None else int(largest.sequence_T[largest.log_ratio_T.abs().argmax()])
+    return {
+        "policy/entropy": _mean(_join(every, "entropy_T")),
+        **_distribution("ratio/sequence", log_s),
+        **_distribution("ratio/token", log_w),
+        "ratio/largest_log_ratio": None if largest is None else float(largest.log_ratio_T.abs().max()),
+        "ratio/sequence_at_largest": None if largest is None or at is None else float(largest.log_ratio_S[at].exp()),
+        "clip/sequence": _mean(_sequences_clipped(every)),
+        "clip/token": _mean(_join(every, "clipped_T")),
+        "clip/positive": _mean(_join(every, "clipped_T")[_join(every, "advantage_T") > 0]),
+        "clip/negative": _mean(_join(every, "clipped_T")[_join(every, "advantage_T") < 0]),
+        "clip/outside_band": _mean(_join(every, "outside_T")),
+        "clip/sequence_by_minibatch": [_mean(_sequences_clipped(part)) for part in minibatches],
+        "clip/token_by_minibatch": [_mean(_join(part, "clipped_T")) for part in minibatches],
+        "clip/outside_band_by_minibatch": [_mean(_join(part, "outside_T")) for part in minibatches],
+    }
+
+
+def mismatch_metrics(minibatches: Sequence[Sequence[Ratios]], *, recomputed: bool) -> Metrics:
+    """`mismatch/`: engine against trainer at the old policy, wherever both are known without an extra pass."""
+    known = [r for part in minibatches for r in part if r.engine_gap_T is not None]
+    gap_T = _join(known, "engine_gap_T")
+    s_S = torch.cat([_gap(r, "sequence").neg().exp() for r in known]) if known else torch.empty(0)
+    return {
+        "mismatch/k1": _mean(gap_T),
+        "mismatch/k3": _mean(torch.expm1(-gap_T) + gap_T),
+        "mismatch/largest_log_ratio": float(gap_T.abs().max()) if len(gap_T) else None,
+        "mismatch/sequence_mean": _mean(s_S),
+        "mismatch/sequence_std": float(s_S.double().std()) if len(s_S) > 1 else None,
+        "mismatch/decisions_differ": sum(r.decisions_differ for r in known),
+        "mismatch/recomputed": int(recomputed),
+    }
+
+
+def by_sample(minibatches: Sequence[Sequence[Ratios]]) -> dict[str, tuple[float, bool]]:
+    """Sample id to its s at its own update and whether it was clipped (at any token)."""
+    out = {}
+    for r in (r for part in minibatches for r in part):
+        clipped_S = torch.zeros(len(r.ids)).index_add(0, r.sequence_T, r.clipped_T.float()) > 0
+        for i, name in enumerate(r.ids):
+            out[name] = (float(r.log_ratio_S[i].exp()), bool(clipped_S[i]))
+    return out
+
+
+def reference_kl(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
+    """`kl/reference`: the k3 estimate of KL(policy, reference) a token; empty without a reference."""
+    known = [r for part in minibatches for r in part if r.reference_T is not None]
+    if not known:
+        return {}
+    log_ratio_T = _join(known, "reference_T")
+    return {"kl/reference": _mean(torch.expm1(-log_ratio_T) + log_ratio_T)}
+
+
+def _join(ratios: Sequence[Ratios], name: str) -> Tensor:
+    return torch.cat([getattr(r, name) for r in ratios]) if ratios else torch.empty(0)
+
+
+def _sequences_clipped(ratios: Sequence[Ratios]) -> Tensor:
+    if not ratios:
+        return torch.empty(0)
+    return torch.cat([torch.zeros(len(r.ids)).index_add(0, r.sequence_T, r.clipped_T.float()).clamp(max=1) for r in ratios])
+
+
+def _mean(x: Tensor) -> float | None:
+    return float(x.double().mean()) if len(x) else None
+
+
+def _distribution(name: str, log_ratio: Tensor) -> Metrics:
+    ratio, logs = log_ratio.double().exp().numpy(), log_ratio.double().numpy()
+    counts = np.bincount(np.searchsorted(HISTOGRAM, logs), minlength=len(HISTOGRAM) + 1)
+    return {
+        f"{name}_mean": float(ratio.mean()) if len(ratio) else None,
+        f"{name}_std": float(ratio.std(ddof=1)) if len(ratio) > 1 else None,
+        f"{name}_quantiles": [float(q) for q in np.quantile(ratio, QUANTILES)] if len(ratio) else None,
+        f"{name}_histogram": counts.tolist(),
+    }

@@ -1,0 +1,64 @@
+"""How much arithmetic a step needs, by counting; the denominator of nothing is guessed.
+
+Forward, per token: 2 x (weights of all matrices it meets) for the matrix products, and 4 x layers x heads x head size x
+(places it attends to) for attention. Backward is twice the forward. The output matrix counts only for tokens whose
+log-probability is needed. Norms, rotations and the softmax are left out: they are under a percent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+from .packing import MicroBatch
+from .policy import Policy
+
+
+class FlopCounter:
+    """Counts of one model. Mixture-of-experts models count as if every expert ran: an upper bound."""
+
+    def __init__(self, policy: Policy) -> None:
+        config = policy.model.config
+        embedding = policy.model.get_input_embeddings().weight
+        matrices = {id(p): p.numel() for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding}
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.body = 2 * sum(matrices.values())
+        self.head = 2 * policy.head.numel()
+        self.attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
+
+    def forward(self, batch: MicroBatch) -> float:
+        """One forward pass of a micro-batch."""
+        lengths = [len(t.token_ids) - 1 for t in batch.trajectories]
+        places = sum(n * (n + 1) / 2 for n in lengths)
+        return batch.num_tokens * self.body + places * self.attention + len(batch.target_T) * self.head
+
+    def generation(self, prompt_and_response: Iterable[tuple[int, int]]) -> float:
+        """Sampling responses with a cache; a group's shared prompt is given once, as (prompt, 0)."""
+        total = 0.0
+        for prompt, response in prompt_and_response:
+            end = prompt + response
+            new = response if response else prompt
+            places = end * (end + 1) / 2 - (prompt * (prompt + 1) / 2 if response else 0)
+            total += new * self.body + places * self.attention + response * self.head
+        return total
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product here: the best of five. Utilisation is measured against it, not a data sheet."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(6):
+        _settle(device)
+        start = time.perf_counter()
+        torch.mm(a, b)
+        _settle(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

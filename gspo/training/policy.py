@@ -1,0 +1,234 @@
+"""The policy: a transformers model with its tokenizer, scored in packed form, and its weights by name.
+
+N packed tokens, T trained tokens, H width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from ..chat import character_tokenizer, eos_ids
+from ..config import CreateConfig, LoraConfig, ModelConfig
+from .attention import NAME as ATTENTION
+from .logprobs import linear_logprobs
+from .packing import MicroBatch
+
+HEAD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+"""Largest difference between logits of the packed path and of the model's own forward; observed: 1e-5 and 0.06."""
+
+
+class ModelError(Exception):
+    """A model that cannot be trained here; the message says why and what to do."""
+
+
+@dataclass
+class Policy:
+    """A causal language model that is sampled from and trained. Make it with `load_policy`."""
+
+    model: Any
+    """The transformers model; with LoRA its layers hold the adapters."""
+    tokenizer: Any
+    """Its tokenizer."""
+    device: torch.device
+    """Where it lives."""
+    temperature: float
+    """The sampling temperature: all log-probabilities are those of logits / temperature."""
+    adapter: Any = None
+    """The peft model around `model`, or None when all weights are trained."""
+    version: int = 0
+    """Weight updates so far."""
+    eos_ids: frozenset[int] = field(default_factory=frozenset)
+    """Every id that ends a response."""
+
+    def score(self, batch: MicroBatch, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, float32 [T]; gradients flow through the former.
+
+        At the sampling temperature unless told otherwise. Dropout is off, always: the ratio compares two policies, not
+        two masks.
+        """
+        hidden_NH = self.hidden(batch.token_ids_N[None], batch.position_N[None], layout=batch.layout)[0]
+        hidden_TH = hidden_NH.index_select(0, batch.predict_T)
+        return linear_logprobs(hidden_TH, self.head, batch.target_T, temperature=temperature or self.temperature)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
+        """Last hidden states [B, N, H] of token ids [B, N] at positions [B, N]."""
+        return self.backbone(input_ids=token_ids, position_ids=positions, use_cache="cache" in kwargs, **{
+            self.cache_name if k == "cache" else k: v for k, v in kwargs.items()
+        }).last_hidden_state  # fmt: skip
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The decoder without its output matrix."""
+        return self.model.get_decoder()
+
+    @property
+    def head(self) -> Tensor:
+        """The output matrix [V, H]."""
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def cache_name(self) -> str:
+        """What this release of transformers calls the key-value cache in forward."""
+        return "cache" if "cache" in inspect.signature(type(self.backbone).forward).parameters else "past_key_values"
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that training moves, by name; tied ones once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its Hugging Face name, adapters merged in; tied weights once, the base left untouched."""
+        merged = _merged_weights(self.model) if self.adapter is not None else {}
+        for name, tensor in self.model.named_parameters():
+            if "lora_" not in name:
+                yield name.replace(".base_layer.", "."), merged.get(name, tensor.detach())
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face format, adapters merged; with LoRA also the adapter in `adapter/`."""
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            self.model.save_pretrained(folder, state_dict=dict(self.named_weights()))
+            self.adapter.save_pretrained(folder / "adapter")
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str | Path | None = None) -> Policy:
+    """The policy of a recipe; `path` overrides where its weights come from (a cold start's, a checkpoint's).
+
+    Raises ModelError for a model that cannot be found, or whose architecture the packed path does not reproduce.
+    """
+    torch.manual_seed(seed)
+    device = _device(config.device)
+    dtype = getattr(torch, config.dtype)
+    if path is None and config.create is not None:
+        model, tokenizer = create(config.create)
+    else:
+        model, tokenizer = _from_pretrained(str(path or config.path), config)
+    model = model.to(device=device, dtype=dtype).eval()
+    model.set_attn_implementation(ATTENTION)
+    _clear_generation_settings(model)
+    _check_architecture(model)
+    adapter = _add_lora(model, config.lora, path) if config.lora else None
+    policy = Policy(model, tokenizer, device, temperature, adapter)
+    policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer)
+    _check_packed_path(policy)
+    return policy
+
+
+def create(config: CreateConfig) -> tuple[Any, Any]:
+    """A small Qwen3 decoder with random weights, and a tokenizer with one token a character."""
+    tokenizer = character_tokenizer(config.alphabet)
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.hidden_size // config.num_heads,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(shape), tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError('model.device = "cuda", but torch sees no GPU: use "auto" or "cpu"')
+    return torch.device(name)
+
+
+def _from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
+    code = {"trust_remote_code": config.trust_remote_code}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), use_safetensors=True, **code)
+        return model, AutoTokenizer.from_pretrained(path, **code)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(f"model {path}: cannot be loaded as a causal language model: {first}") from error
+
+
+def _clear_generation_settings(model: Any) -> None:
+    """Keep a model's end-of-sequence ids and drop every sampling setting: recipes alone say how tokens are drawn."""
+    old = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=old.bos_token_id, eos_token_id=old.eos_token_id, pad_token_id=old.pad_token_id
+    )
+
+
+def _check_architecture(model: Any) -> None:
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    window = getattr(model.config, "sliding_window", None)
+    if getattr(model.config, "use_sliding_window", True) is False:
+        window = None
+    if kinds != {"full_attention"} or (window is not None and window < model.config.max_position_embeddings):
+        raise ModelError(
+            f"{type(model).__name__} has layers of the kinds {', '.join(sorted(kinds))} and a sliding window of {window}: "
+            "packed training handles full attention only; choose a model without sliding windows or recurrent layers"
+        )
+    if model.get_output_embeddings() is None or model.get_output_embeddings().bias is not None:
+        raise ModelError(
+            f"{type(model).__name__} has no plain output matrix: log-probabilities cannot be computed in chunks"
+        )
+
+
+def _add_lora(model: Any, config: LoraConfig, path: str | Path | None) -> Any:
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import get_peft_model
+    except ImportError:
+        raise ModelError("model.lora needs the package peft: pip install 'gspo[peft]'") from None
+    targets = config.target_modules
+    peft_config = PeftConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, peft_config, autocast_adapter_dtype=False)
+
+
+def _merged_weights(model: Any) -> dict[str, Tensor]:
+    """base + scale B A of every adapted layer, in float32 before rounding to the base's precision."""
+    merged = {}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
+            with torch.no_grad():
+                base = layer.base_layer.weight
+                total = base.float() + layer.get_delta_weight("default").float()
+                merged[f"{name}.base_layer.weight"] = total.to(base.dtype)
+    return merged
+
+
+@torch.no_grad()
+def _check_packed_path(policy: Policy) -> None:
+    """Compare the packed path with the model's own forward on a few tokens, so that no architecture is wrong silently."""
+    generator = torch.Generator().manual_seed(0)
+    length = 8
+    ids = torch.randint(len(policy.head), (2, length), generator=generator).to(policy.device)
+    positions = torch.arange(length, device=policy.device).expand(2, -1)
+    from .attention import Layout
+
+    layout = Layout.of([length, length], policy.device)
+    packed = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0] @ policy.head.T
+    plain = policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits.flatten(0, 1)
+    largest = float((packed.float() - plain.float()).abs().max())
+    if not largest <= HEAD_TOLERANCE[policy.head.dtype] * max(1.0, float(plain.abs().max())):
+        raise ModelError(
+            f"{type(policy.model).__name__}: packed logits differ from the model's own by {largest:.2g}: this "
+            "architecture does more to its logits than one output matrix, and cannot be trained here"
+        )
+    with suppress(AttributeError):
+        policy.model.generation_config.validate()

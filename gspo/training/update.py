@@ -1,0 +1,221 @@
+"""The update: n minibatch steps on one rollout batch, micro-batch by micro-batch.
+
+T trained tokens of a micro-batch, S sequences in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, pack
+from ..types import Metrics, Trajectory
+from .diagnosis import Ratios, mismatch_size, observe
+from .optimizer import Optimizer
+from .packing import MicroBatch, make_micro_batches, split_minibatches
+from .policy import Policy
+
+MISMATCH_FRACTION = 0.1
+"""`auto` keeps the engine's log-probabilities while their mismatch is below this share of the narrower clip bound: then
+noise moves a ratio by a tenth of the band, and few clip decisions can depend on it."""
+
+MAX_SKIPPED = 3
+"""Non-finite gradients in a row after which training stops: one is an accident, three are a broken run."""
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the message names the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The samples of one gradient step."""
+
+    trajectories: list[Trajectory]
+    """All of them: the loss is divided by their number, whether they carry a signal or not."""
+    micro_batches: list[MicroBatch]
+    """Those with a signal, packed."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """Updates left out because their gradient was not finite; lives as long as the run."""
+
+    total: int = 0
+    """Since the start."""
+    in_a_row: int = 0
+    """Since the last update that was taken."""
+
+
+@dataclass(slots=True)
+class Updated:
+    """What the updates on one rollout batch did."""
+
+    ratios: list[list[Ratios]] = field(default_factory=list)
+    """Diagnosis, by minibatch and micro-batch."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Gradient norm of each minibatch before clipping."""
+    losses: list[float] = field(default_factory=list)
+    """Loss of each minibatch."""
+    recomputed: bool = False
+    """Whether the trainer's old log-probabilities stand below later minibatches' ratios."""
+    learning_rate: float = 0.0
+    """Of the last minibatch."""
+
+    def metrics(self) -> Metrics:
+        """`objective/` and `update/` of this record; a gradient norm that was not finite is null."""
+        norms = [n if math.isfinite(n) else None for n in self.grad_norms]
+        finite = [n for n in norms if n is not None]
+        return {
+            "objective/loss": sum(self.losses) / len(self.losses),
+            "update/grad_norm": sum(finite) / len(finite) if finite else None,
+            "update/grad_norm_by_minibatch": norms,
+            "update/learning_rate": self.learning_rate,
+        }
+
+
+def update(
+    policy: Policy,
+    optimizer: Optimizer,
+    minibatches: Sequence[Minibatch],
+    config: Config,
+    skips: Skips,
+) -> Updated:
+    """A gradient step on the objective for each minibatch; `skips` counts those left out.
+
+    Raises TrainingError, by sample id, for a log-probability that is not finite and for three gradients in a row that
+    are not.
+    """
+    out = Updated()
+    old: list[list[Tensor]] = []
+    for i, part in enumerate(minibatches):
+        out.ratios.append([])
+        loss = 0.0
+        for k, micro in enumerate(part.micro_batches):
+            loss += _accumulate(policy, part, micro, old[i - 1][k] if i else None, config, out)
+        out.losses.append(loss)
+        if i == 0:
+            old = _old_logprobs(policy, minibatches[1:], config, out)
+        out.learning_rate = optimizer.learning_rate
+        out.grad_norms.append(_step(policy, optimizer, part, skips))
+    return out
+
+
+def pack_minibatches(
+    trajectories: Sequence[Trajectory], config: Config, *, seed: int, device: torch.device
+) -> list[Minibatch]:
+    """Deal a rollout batch into minibatches, and pack those of its samples that carry a signal."""
+    parts = split_minibatches(
+        trajectories, num_minibatches=config.training.minibatches, groups=config.training.groups, seed=seed
+    )
+    kl, budget = loss_kl(config), config.training.micro_batch_tokens
+    live = [[t for t in part if kl is not None or np.any(t.advantage)] for part in parts]
+    return [
+        Minibatch(part, make_micro_batches(some, token_budget=budget, device=device))
+        for part, some in zip(parts, live, strict=True)
+    ]
+
+
+def chosen_clip(config: Config) -> Clip:
+    """The recipe's clip range, the objective's own where the recipe is silent."""
+    own, chosen = OBJECTIVES[config.objective.name].clip, config.objective
+    return Clip(
+        own.low if chosen.clip_low is None else chosen.clip_low,
+        own.high if chosen.clip_high is None else chosen.clip_high,
+    )
+
+
+def loss_kl(config: Config) -> KL | None:
+    """The KL term inside the loss, if there is one."""
+    kl = config.objective.kl
+    return KL(kl.coefficient, kl.estimator) if kl is not None and kl.place == "loss" else None
+
+
+def engine_logprobs(micro: MicroBatch) -> Tensor:
+    """The engine's log-probabilities of the trained tokens [T]."""
+    return _concatenated([t.engine_logprobs for t in micro.trajectories], micro)
+
+
+def _accumulate(
+    policy: Policy, part: Minibatch, micro: MicroBatch, old_T: Tensor | None, config: Config, out: Updated
+) -> float:
+    """Forward and backward of one micro-batch; gradients add up. old_T is None in the first minibatch.
+
+    There the forward pass is at the old policy: unless the engine's are wanted, its log-probabilities are the old ones.
+    """
+    algorithm, clip = OBJECTIVES[config.objective.name], chosen_clip(config)
+    logp_T, entropy_T = policy.score(micro)
+    engine_T = engine_logprobs(micro)
+    trainer_T = logp_T.detach() if old_T is None else (old_T if out.recomputed else None)
+    if old_T is None:
+        old_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
+    try:
+        batch = _objective_batch(micro, old_T, part)
+        result = algorithm.function(logp_T, batch, clip, loss_kl(config))
+    except NonFiniteError as error:
+        raise TrainingError(
+            f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
+            "sample are broken; resume from an earlier checkpoint with a smaller learning rate"
+        ) from error
+    result.loss.backward()
+    ids = tuple(t.id for t in micro.trajectories)
+    out.ratios[-1].append(observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit))
+    return float(result.loss.detach())
+
+
+def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
+    """Old log-probabilities of the later minibatches, before any weight moves; by the very micro-batches of the update."""
+    unit, clip = OBJECTIVES[config.objective.name].unit, chosen_clip(config)
+    out.recomputed = bool(later) and (
+        config.rollout.old_logprobs == "trainer"
+        or (config.rollout.old_logprobs == "auto" and mismatch_size(out.ratios[0], unit) > MISMATCH_FRACTION * min(clip))
+    )
+    if not out.recomputed:
+        return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
+    with torch.no_grad():
+        return [[policy.score(m)[0] for m in part.micro_batches] for part in later]
+
+
+def _step(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -> float:
+    norm = optimizer.step()
+    if math.isfinite(norm):
+        policy.version += 1
+        skips.in_a_row = 0
+        return norm
+    skips.total, skips.in_a_row = skips.total + 1, skips.in_a_row + 1
+    if skips.in_a_row >= MAX_SKIPPED:
+        ids = [t.id for m in part.micro_batches for t in m.trajectories]
+        raise TrainingError(
+            f"the gradient was NaN or infinite in {skips.in_a_row} updates in a row; samples of the last: {', '.join(ids)}"
+        )
+    return norm
+
+
+def _objective_batch(micro: MicroBatch, old_T: Tensor, part: Minibatch) -> Batch:
+    advantages = [t.advantage for t in micro.trajectories]
+    by_token = any(isinstance(a, np.ndarray) for a in advantages)
+    if by_token:
+        spread = [np.broadcast_to(np.float32(t.advantage), t.num_trained) for t in micro.trajectories]
+        advantage = _concatenated(spread, micro)
+    else:
+        advantage = torch.tensor(advantages, dtype=torch.float32, device=micro.token_ids_N.device)
+    references = [t.reference_logprobs for t in micro.trajectories if t.reference_logprobs is not None]
+    return pack(
+        old_T,
+        micro.sequence_T,
+        advantage,
+        by_token=by_token,
+        reference_logp_T=_concatenated(references, micro) if references else None,
+        global_sequences=len(part.trajectories),
+        global_tokens=sum(t.num_trained for t in part.trajectories),
+    )
+
+
+def _concatenated(arrays: Sequence[np.ndarray], micro: MicroBatch) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(micro.token_ids_N.device)
