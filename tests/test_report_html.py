@@ -325,6 +325,8 @@ def test_in_a_browser_sorting_filtering_and_stepping_work(run, tmp_path):
     set("order", "up"); log.push(rewards()); by("next").click(); log.push(rewards());
     set("order", "down"); log.push(rewards());
     by("earlier").click(); log.push(by("step").value);
+    const wicked = (step) => step.samples.some((sample) => sample.response.includes("<" + "/script>"));
+    by("step").selectedIndex = data.steps.findIndex(wicked);
     set("filter", "<" + "/SCRIPT>"); log.push(document.querySelectorAll("#rows tr").length, by("rows").textContent);
     set("filter", "no such text"); log.push(document.querySelectorAll("#rows tr").length);
     const out = document.createElement("pre"); out.id = "log"; out.textContent = JSON.stringify(log);
