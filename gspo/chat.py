@@ -86,6 +86,8 @@ def character_tokenizer(alphabet: str) -> Any:
 
 
 def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool) -> list[int]:
+    if any("\ud800" <= character <= "\udfff" for character in text):  # a JSON file can hold them
+        raise EncodeError("the text holds half of a surrogate pair, which is no character")
     try:
         ids = list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
     except Exception as error:  # the tokenizers library raises plain Exception, whatever the reason

@@ -51,6 +51,11 @@ def test_a_character_outside_the_alphabet_is_never_dropped(tokenizer):
             call(tokenizer, "1x2")
 
 
+def test_half_a_surrogate_pair_is_an_error_of_that_text(tokenizer):
+    with pytest.raises(EncodeError, match="surrogate"):
+        encode(tokenizer, "1\ud8002")
+
+
 def test_an_unknown_token_is_an_error_not_a_quiet_substitute():
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
