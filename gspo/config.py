@@ -140,7 +140,8 @@ class ReasoningGymSource(SourceConfig):
     size: int = Field(gt=0)
     """How many problems to generate."""
     seed: int = 0
-    """Seed of the problems; give training and evaluation different ones."""
+    """Seed of the problems. reasoning-gym draws problem i from seed + i: two sources share no draw only where their
+    seeds are further apart than `size`, so give training 0 and evaluation 1000000, say."""
     parameters: dict[str, Any] = {}
     """The task's own parameters, e.g. `min_terms`. Empty: the task's defaults."""
     prompt_column: str = "question"
