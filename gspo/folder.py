@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from . import __version__
 from .config import Config
 from .recipe import RecipeError, differences
 from .training import checkpoint
+from .training.update import chosen_clip
 
 PACKAGES = (
     "torch",
@@ -64,23 +66,31 @@ def open_folder(config: Config, *, resume: bool) -> Path:
     Raises RecipeError if it holds another run, or a run of other settings than those to be resumed.
     """
     folder = Path(config.output) / config.name
-    stored = folder / "config.json"
+    stored, settings = folder / "config.json", resolved(config)
     if (folder / "metrics.jsonl").exists() and not resume:
         raise RecipeError(
             f"{folder} holds a run already: continue it with --resume, or choose another name, e.g. --name {config.name}-2"
         )
     if stored.exists():
         old = json.loads(stored.read_text())
-        changed = [d for d in differences(old, config.model_dump(mode="json")) if not d.startswith(FREE_ON_RESUME)]
+        changed = [d for d in differences(old, settings) if not d.startswith(FREE_ON_RESUME)]
         if changed:
             raise RecipeError(
                 f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "
                 "set them back, or choose another --name"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    stored.write_text(config.model_dump_json(indent=1) + "\n")
+    stored.write_text(json.dumps(settings, indent=1) + "\n")
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     return folder
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, with the objective's own clip range where the recipe is silent."""
+    settings = config.model_dump(mode="json")
+    clip = chosen_clip(config)
+    settings["objective"] |= {"clip_low": clip.low, "clip_high": clip.high}
+    return settings
 
 
 def versions() -> dict[str, str]:

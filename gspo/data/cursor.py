@@ -50,15 +50,15 @@ def take(prompts: Sequence[Prompt], cursor: Cursor, n: int, seed: int) -> tuple[
             "the data have changed since the cursor was saved"
         )
     end = cursor.index + n
-    batch = _epoch(prompts, cursor.epoch, seed)[cursor.index : end]
+    batch = _epoch(prompts, cursor.epoch, seed, slice(cursor.index, end))
     if end < len(prompts):
         return batch, Cursor(cursor.epoch, end)
     rest = end - len(prompts)
     if rest:
-        batch += _epoch(prompts, cursor.epoch + 1, seed)[:rest]
+        batch += _epoch(prompts, cursor.epoch + 1, seed, slice(rest))
     return batch, Cursor(cursor.epoch + 1, rest)
 
 
-def _epoch(prompts: Sequence[Prompt], epoch: int, seed: int) -> list[Prompt]:
-    order = np.random.default_rng([seed, epoch]).permutation(len(prompts))
+def _epoch(prompts: Sequence[Prompt], epoch: int, seed: int, part: slice) -> list[Prompt]:
+    order = np.random.default_rng([seed, epoch]).permutation(len(prompts))[part]
     return [replace(prompts[i], id=f"e{epoch}-r{prompts[i].row}") for i in order]

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from ..chat import character_tokenizer, eos_ids
 from ..config import CreateConfig, LoraConfig, ModelConfig
 from .attention import NAME as ATTENTION
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
+
+disable_progress_bar()  # of loading and saving: a run has its own display
 
 HEAD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Largest difference between logits of the packed path and of the model's own forward; observed: 1e-5 and 0.06."""
@@ -85,7 +88,7 @@ class Policy:
         """The parameters that training moves, by name; tied ones once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self) -> Iterator[tuple[str, Any]]:
         """Every weight by its Hugging Face name, adapters merged in; tied weights once, the base left untouched."""
         merged = _merged_weights(self.model) if self.adapter is not None else {}
         for name, tensor in self.model.named_parameters():
