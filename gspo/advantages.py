@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 EQUAL = 1e-12
-"""Rewards whose range is below this share of the largest are equal: sums of weighted rewards differ by rounding
-(0.1 + 0.2 and 0.3), and a standard deviation would blow that up to an advantage of 1."""
+"""Rewards whose range is within this, or within this share of the largest, are equal: sums of weighted rewards differ by
+rounding (0.1 + 0.2 and 0.3, or 0.1 + 0.2 - 0.3 and 0), and a standard deviation would blow that up to an advantage of 1."""
 
 
 def group_advantages(
@@ -29,7 +29,7 @@ def group_advantages(
     known = [r for r in rewards if r is not None]
     if not all(math.isfinite(r) for r in known):
         raise ValueError(f"rewards must be finite, got {known}")
-    if len(known) < 2 or max(known) - min(known) <= EQUAL * max(abs(r) for r in known):
+    if len(known) < 2 or max(known) - min(known) <= EQUAL * max(1.0, *map(abs, known)):
         return [None if r is None else 0.0 for r in rewards]
     mean = math.fsum(known) / len(known)
     scale = _deviation(known, mean, std)
@@ -42,4 +42,4 @@ def _deviation(known: Sequence[float], mean: float, std: str) -> float:
     if std == "none":
         return 1.0
     free = len(known) - 1 if std == "sample" else len(known)
-    return math.sqrt(math.fsum((r - mean) ** 2 for r in known) / free)
+    return math.hypot(*(r - mean for r in known)) / math.sqrt(free)  # squares alone would overflow at rewards of 1e160

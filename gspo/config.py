@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import math
+import re
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    parts = get_args(annotation)
+    return {leaf for part in parts for leaf in _leaves(part)} if parts else {annotation}
 
 
 class Section(BaseModel):
@@ -16,6 +23,16 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            kinds = _leaves(cls.model_fields[name].annotation) if name in cls.model_fields else set()
+            items = value if isinstance(value, list) else [value]
+            if any(isinstance(x, bool) for x in items) and kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"{name} must be a number, not true or false")  # pydantic would take true as 1
+        return values
 
 
 # ---- model ------------------------------------------------------------------------------------------------
@@ -38,6 +55,23 @@ class CreateConfig(Section):
     """Key and value heads. Fewer than query heads, so that grouped attention is exercised."""
     max_position_embeddings: int = Field(default=512, gt=0)
     """Longest sequence. Ample for small tasks."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            near = _nearest(self.num_kv_heads, [k for k in range(1, self.num_heads + 1) if self.num_heads % k == 0])
+            raise ValueError(
+                f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = {self.num_kv_heads}: "
+                f"use num_kv_heads = {near}"
+            )
+        if self.hidden_size % (2 * self.num_heads):
+            unit = 2 * self.num_heads
+            below, above = self.hidden_size // unit * unit, (self.hidden_size // unit + 1) * unit
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} does not split into num_heads = {self.num_heads} heads of an even "
+                f"width: use hidden_size = {_or(below, above)}"
+            )
+        return self
 
 
 class LoraConfig(Section):
@@ -71,7 +105,10 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.path is None) == (self.create is None):
-            raise ValueError("set exactly one of path (a folder or hub name) and create (a small random model)")
+            raise ValueError(
+                "set exactly one of path (a folder or hub name) and create (a small random model); "
+                "--model.create null or --model.path null takes a recipe's away"
+            )
         return self
 
 
@@ -314,9 +351,7 @@ class RolloutConfig(SamplingConfig):
     @model_validator(mode="after")
     def _same_support(self) -> Self:
         if self.temperature == 0:
-            raise ValueError(
-                "rollout.temperature is 0: greedy responses of a group are all alike; use a positive one, e.g. 1.0"
-            )
+            raise ValueError("temperature = 0: greedy responses of a group are all alike; use a positive one, e.g. 1.0")
         if self.truncated_support:
             on = [
                 f"{k} = {getattr(self, k)}"
@@ -470,11 +505,11 @@ class TrackingConfig(Section):
 class Config(Section):
     """A run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run's folder."""
+    name: str
+    """Name of the run's folder: letters, digits, dots, hyphens and underscores, first a letter or digit."""
     output: str = "runs"
     """Folder that holds the runs."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of everything: weights, data order, samples, minibatches."""
     solved_at: float = 1.0
     """A response counts as solved when its total reward is at least this. 1: full marks of one reward."""
@@ -501,18 +536,30 @@ class Config(Section):
     tracking: TrackingConfig = TrackingConfig()
     """Where metrics go besides metrics.jsonl."""
 
+    @field_validator("name")
+    @classmethod
+    def _folder_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError(
+                f"{name!r} cannot name a folder: use letters, digits, dots, hyphens and underscores, "
+                "first a letter or digit"
+            )
+        return name
+
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
-        n = self.training.minibatches
-        samples, unit = self.rollout.prompts_per_step * self.rollout.group_size, "samples"
+        n, prompts, size = self.training.minibatches, self.rollout.prompts_per_step, self.rollout.group_size
         if self.training.groups == "keep":
-            samples, unit = self.rollout.prompts_per_step, "groups"
-        if samples % n:
-            below, above = samples // n * n, (samples // n + 1) * n
-            near = " or ".join(str(k) for k in (below, above) if k)
+            formula, units, step = f"rollout.prompts_per_step = {prompts} groups", prompts, n
+        else:
+            units, step = prompts * size, n // math.gcd(n, size)
+            formula = f"rollout.prompts_per_step x rollout.group_size = {prompts} x {size} = {units} samples"
+        if units % n:
+            below, above = prompts // step * step, (prompts // step + 1) * step
+            divisors = _nearest(n, [k for k in range(1, units + 1) if units % k == 0])
             raise ValueError(
-                f"a rollout batch of {samples} {unit} does not split into training.minibatches = {n} equal parts: "
-                f"use {near} {unit}, or a divisor of {samples}"
+                f"{formula} do not split into training.minibatches = {n} equal parts: "
+                f"use prompts_per_step = {_or(below, above)}, or minibatches = {divisors}"
             )
         return self
 
@@ -540,3 +587,13 @@ def reward_name(reward: RewardConfig) -> str:
     if reward.name:
         return reward.name
     return reward.function.rpartition(":")[2] if isinstance(reward, FunctionReward) else reward.type  # type: ignore[attr-defined]
+
+
+def _nearest(wanted: int, valid: list[int]) -> str:
+    """The valid values next to the wanted one, for a sentence. valid: ascending."""
+    below, above = [k for k in valid if k < wanted], [k for k in valid if k > wanted]
+    return _or(*below[-1:], *above[:1])
+
+
+def _or(*values: int) -> str:
+    return " or ".join(str(k) for k in values if k > 0)

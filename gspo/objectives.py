@@ -128,10 +128,13 @@ def pack(
     """
     mask_T = torch.ones_like(sequence_T, dtype=torch.bool) if mask_T is None else mask_T.bool()
     old_T, advantage = wide(old_logp_T.detach()), wide(advantage.detach())
-    num_sequences = int(sequence_T.max()) + 1 if by_token else len(advantage)
-    for name, x in (("sequence", sequence_T), ("mask", mask_T), *((("advantage", advantage),) if by_token else ())):
-        if x.shape != old_T.shape:
+    by_token_T = {"advantage": advantage if by_token else None, "reference log-probability": reference_logp_T}
+    for name, x in {"sequence": sequence_T, "mask": mask_T, **by_token_T}.items():
+        if x is not None and x.shape != old_T.shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, old log-probabilities have {tuple(old_T.shape)}")
+    if not len(old_T):
+        raise ValueError("a batch without a token has no loss: leave it out")
+    num_sequences = int(sequence_T.max()) + 1 if by_token else len(advantage)
     if int(sequence_T.max()) >= num_sequences:
         raise ValueError(f"a token belongs to sequence {int(sequence_T.max())}, but there are {num_sequences} advantages")
     length_S = torch.bincount(sequence_T[mask_T], minlength=num_sequences).to(old_T.dtype)
@@ -192,7 +195,7 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor,
     ratio = log_ratio.detach().exp()
     above, below = ratio > 1 + clip.high, ratio < 1 - clip.low
     clipped = torch.where(advantage > 0, above, below & (advantage < 0))
-    bound = torch.where(advantage > 0, 1 + clip.high, 1 - clip.low)
+    bound = torch.full_like(ratio, 1 - clip.low).masked_fill(advantage > 0, 1 + clip.high)  # of the ratio's precision
     live = ~clipped & (advantage != 0)
     value = torch.where(live, torch.where(live, log_ratio, 0).exp(), bound) * advantage
     return value, clipped, above | below
