@@ -210,9 +210,9 @@ def _unknown_key(key: str, table: type[BaseModel]) -> str:
     prefix = f"{head}." if head else ""
     if others := [tag for t in _relatives(table) if word in t.model_fields for tag in _tags(t)]:
         return f"{key} does not go with {prefix}{_kind(table)}, only with {', '.join(others)}"
-    if near := _near(word, table.model_fields):
+    if (near := _near(word, table.model_fields)) and word not in _tails():
         return f"unknown key {key}; the nearest known one is {prefix}{near}"
-    return f"unknown key {key}{_elsewhere(word) or '; known here: ' + ', '.join(table.model_fields)}"
+    return f"unknown key {key}; {_elsewhere(word, table.model_fields)}"
 
 
 def _relatives(table: type[BaseModel]) -> list[type[BaseModel]]:
@@ -237,8 +237,8 @@ def _unknown_word(word: str) -> str:
     for i, part in enumerate(parts := key.split(".")):
         fields = {name: info for t in tables for name, info in t.model_fields.items()}
         near = _near(part, fields)
-        if near is None:
-            return f"unknown key {key}{_elsewhere(parts[-1]) or '; known here: ' + ', '.join(fields)}"
+        if near is None or (part not in fields and part in _tails()):
+            return f"unknown key {key}; {_elsewhere(parts[-1], fields)}"
         right.append(near)
         shape, tables = typing.get_origin(fields[near].annotation), _models_in(fields[near].annotation)
         if shape in (list, dict) and i + 1 < len(parts):
@@ -257,8 +257,12 @@ def _near(word: str, names: Iterable[str]) -> str | None:
     return next(iter([*short, *begun, *difflib.get_close_matches(word, names, n=1, cutoff=0.6)]), None)
 
 
-def _elsewhere(word: str) -> str | None:
-    """The right name in another table."""
-    tails = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=lambda k: -k.count("."))}
-    near = _near(word, tails)
-    return f"; the nearest known one is {tails[near]}" if near else None
+def _elsewhere(word: str, here: Iterable[str]) -> str:
+    """The name in another table, or else the names in this one."""
+    near = _near(word, _tails())
+    return f"the nearest known one is {_tails()[near]}" if near else f"known here: {', '.join(here)}"
+
+
+def _tails() -> dict[str, str]:
+    """Every last name, and its least nested key."""
+    return {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=lambda k: -k.count("."))}
