@@ -214,6 +214,8 @@ def test_masked_tokens_change_nothing(name, case, kl, poison):
     )
     assert torch.equal(clean.loss, out.loss) and torch.equal(gradient, same)
     assert not same[hidden].any()
+    for told in (out.log_ratio_T, out.clipped_T, out.outside_T):
+        assert not told.reshape(hidden.shape)[hidden].any()
     for field in ("log_ratio_T", "log_ratio_S", "clipped_T", "outside_T"):
         assert torch.equal(getattr(clean, field), getattr(out, field))
 
