@@ -572,6 +572,13 @@ class Config(Section):
                 f"rollout.max_prompt_tokens + rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + "
                 f"{self.rollout.max_response_tokens}: use {longest} or more"
             )
+        create = self.model.create
+        if create is not None and create.max_position_embeddings < longest:
+            raise ValueError(
+                f"model.create.max_position_embeddings = {create.max_position_embeddings} is smaller than the longest "
+                f"sample, rollout.max_prompt_tokens + rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + "
+                f"{self.rollout.max_response_tokens}: use {longest} or more, or a smaller rollout.max_prompt_tokens"
+            )
         return self
 
     @model_validator(mode="after")

@@ -351,6 +351,9 @@ def test_a_missing_recipe_is_named(tmp_path):
         ("training.micro_batch_tokens", 23,
          "training.micro_batch_tokens = 23 is smaller than the longest sample, "
          "rollout.max_prompt_tokens + rollout.max_response_tokens = 16 + 8: use 24 or more"),
+        ("model.create.max_position_embeddings", 23,
+         "model.create.max_position_embeddings = 23 is smaller than the longest sample, rollout.max_prompt_tokens + "
+         "rollout.max_response_tokens = 16 + 8: use 24 or more"),
         ("rollout.top_p", 0.9, "rollout: top_p = 0.9: the update's distribution has the full support"),
         ("rollout.top_k", 5, "rollout: top_k = 5: the update's distribution has the full support"),
         ("rollout.min_p", 0.1, "rollout: min_p = 0.1: the update's distribution has the full support"),
