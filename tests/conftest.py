@@ -1,0 +1,85 @@
+"""What several tests share: a tiny model, trajectories made of its own samples, and a recipe that trains in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gspo.config import Config, CreateConfig, ModelConfig, SamplingConfig
+from gspo.recipe import build
+from gspo.rollout.engine import Request
+from gspo.rollout.transformers import TransformersEngine
+from gspo.training.policy import Policy, load_policy
+from gspo.types import Trajectory
+
+ALPHABET = "0123456789+-= "
+
+
+def tiny_model(dtype: str = "float32", **shape: Any) -> ModelConfig:
+    """A Qwen3 of two layers."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2} | shape
+    return ModelConfig(create=CreateConfig(alphabet=ALPHABET, **sizes), dtype=dtype)  # type: ignore[arg-type]
+
+
+def tiny_policy(dtype: str = "float32", *, temperature: float = 1.0, **shape: Any) -> Policy:
+    return load_policy(tiny_model(dtype, **shape), temperature=temperature, seed=0)
+
+
+def sampled(policy: Policy, lengths: list[int], *, groups: int = 2, seed: int = 0, limit: int = 12) -> list[Trajectory]:
+    """One trajectory for each prompt length, sampled from the policy itself, with random advantages."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(int(x) for x in rng.integers(2, len(ALPHABET) + 2, n)) for n in lengths]
+    requests = [Request(f"s0/p{i % groups}/{i}", p, 1000 + i) for i, p in enumerate(prompts)]
+    engine = TransformersEngine(policy, max_rows=64)
+    completions = engine.generate(requests, SamplingConfig(max_response_tokens=limit, temperature=policy.temperature))
+    out = []
+    for request, completion in zip(requests, completions, strict=True):
+        tokens = np.concatenate([np.array(request.prompt), completion.token_ids])
+        trained = np.arange(len(tokens)) >= len(request.prompt)
+        group = request.id.split("/")[1]
+        out.append(Trajectory(request.id, group, tokens, trained, completion.logprobs, float(rng.normal())))
+    return out
+
+
+def values(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The plain values of a recipe that trains a tiny model for three steps; dotted changes with __ for dots."""
+    source = {
+        "source": "reasoning_gym",
+        "task": "chain_sum",
+        "size": 64,
+        "template": "{expression}=",
+        "format": "text",
+        "parameters": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    }
+    recipe: dict[str, Any] = {
+        "name": "tiny",
+        "output": str(folder),
+        "model": tiny_model().model_dump(),
+        "data": source | {"seed": 1},
+        "rewards": [{"type": "function", "function": f"{Path(__file__).parent / 'rewards_for_tests.py'}:even_sum"}],
+        "rollout": {
+            "prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 12, "max_response_tokens": 6,
+        },
+        "training": {"steps": 3, "minibatches": 2, "micro_batch_tokens": 64, "learning_rate": 1e-3},
+        "checkpoint": {"every": 1, "keep": 2},
+    }  # fmt: skip
+    for key, value in changes.items():
+        *tables, last = key.split("__")
+        table = recipe
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return recipe
+
+
+def tiny_config(folder: Path, **changes: Any) -> Config:
+    return build(values(folder, **changes))
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    torch.set_num_threads(2)
