@@ -16,6 +16,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(words)
     if overrides and options.command == "report":
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+    if any(word.endswith(".toml") for word in overrides):
+        parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
     from .signals import Interrupted
 
     try:

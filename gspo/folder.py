@@ -32,7 +32,7 @@ PACKAGES = (
     "peft",
 )
 
-FREE_ON_RESUME = ("training.steps", "checkpoint.", "tracking.", "output")
+FREE_ON_RESUME = ("training.steps", "checkpoint", "tracking", "output")
 """Settings that may differ between a run and its continuation: how far it goes and what is kept, not what it is."""
 
 
@@ -73,7 +73,7 @@ def open_folder(config: Config, *, resume: bool) -> Path:
         )
     if stored.exists():
         old = json.loads(stored.read_text())
-        changed = [d for d in differences(old, settings) if not d.startswith(FREE_ON_RESUME)]
+        changed = [d for d in differences(old, settings) if not any(f"{d}.".startswith(f"{f}.") for f in FREE_ON_RESUME)]
         if changed:
             raise RecipeError(
                 f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "
