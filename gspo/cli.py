@@ -106,8 +106,8 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .rewards import RewardError
     from .rollout.engine import EngineError
     from .training.checkpoint import CheckpointError
+    from .training.packing import TrainingError
     from .training.policy import ModelError
-    from .training.update import TrainingError
 
     return (
         ChatError, CheckpointError, DataError, EngineError, EvaluationError, FileNotFoundError, FunctionError, ModelError,

@@ -20,9 +20,8 @@ from .rewards import build
 from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.optimizer import Optimizer
-from .training.packing import make_micro_batches
+from .training.packing import TrainingError, make_micro_batches
 from .training.policy import Policy, load_policy
-from .training.update import TrainingError
 from .types import Prompt, Trajectory
 
 

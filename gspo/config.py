@@ -582,6 +582,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _penalised_rewards_are_not_divided(self) -> Self:
+        kl = self.objective.kl
+        if kl is not None and kl.place == "reward" and self.advantage.std != "none":
+            raise ValueError(
+                f'objective.kl.place = "reward" with advantage.std = "{self.advantage.std}": where the rewards of a group '
+                "are equal, dividing by their deviation blows a penalty of rounding size up to advantages of 1: "
+                'use advantage.std = "none", or objective.kl.place = "loss"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [reward_name(r) for r in self.rewards]
         if twice := sorted({n for n in names if names.count(n) > 1}):

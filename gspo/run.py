@@ -33,7 +33,8 @@ from .training import checkpoint
 from .training.diagnosis import by_sample, mismatch_metrics, ratio_metrics, reference_kl
 from .training.flops import FlopCounter, peak_flops
 from .training.optimizer import Optimizer
-from .training.policy import Policy, load_policy
+from .training.packing import TrainingError
+from .training.policy import Policy, load_policy, require_length
 from .training.reference import ReferenceScore, open_reference
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches
 from .types import Metrics, Prompt, Sample, Scored, Trajectory
@@ -115,6 +116,9 @@ class Run:
             for s, a in zip(group, group_advantages_, strict=True)
             if a is not None
         ]
+        if not trajectories:
+            why = next(part.why for s in groups[0] for part in s.parts.values() if part.value is None)
+            raise TrainingError(f"the rewards abstained on every sample of step {self.step + 1}, e.g. because {why}")
         seed = sample_seed(config.seed, self.step + 1, "minibatches", 0)
         return advantages, pack_minibatches(trajectories, config, seed=seed, device=self.policy.device)
 
@@ -244,6 +248,8 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
             terminal.note(f"warning: {warning}")
         weights = found.model if found and config.model.lora is None else start
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
+        longest = max(s.max_response_tokens for s in (config.rollout, config.evaluation) if s is not None)
+        require_length(policy, config.rollout.max_prompt_tokens + longest)
         training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
         records = RunRecords(folder)
         records.truncate_after(done if found else -1)

@@ -16,9 +16,9 @@ from gspo.config import TrainingConfig
 from gspo.training import update as update_module
 from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
-from gspo.training.packing import make_micro_batches, split_minibatches
+from gspo.training.packing import TrainingError, make_micro_batches, split_minibatches
 from gspo.training.policy import load_policy
-from gspo.training.update import Skips, TrainingError, pack_minibatches, update
+from gspo.training.update import Skips, pack_minibatches, update
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 4, 6]
 

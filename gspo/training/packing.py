@@ -16,6 +16,10 @@ from ..types import Trajectory
 from .attention import Layout
 
 
+class TrainingError(Exception):
+    """Training cannot go on; the message names the samples."""
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What goes through the model at once."""
@@ -93,14 +97,17 @@ def split_minibatches(
     """Deal a rollout batch into minibatches, at random from the seed.
 
     groups = "spread" deals samples one by one, "keep" deals whole groups. Abstentions can leave the parts unequal by one
-    sample or group. Raises ValueError if there are fewer units than minibatches.
+    sample or group. Raises TrainingError if there are fewer units than minibatches.
     """
     units: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         units.setdefault(trajectory.group if groups == "keep" else trajectory.id, []).append(trajectory)
     if len(units) < num_minibatches:
         what = "groups" if groups == "keep" else "samples"
-        raise ValueError(f"{len(units)} scored {what} do not fill training.minibatches = {num_minibatches}")
+        raise TrainingError(
+            f"{len(units)} {what} were scored, which does not fill training.minibatches = {num_minibatches}: the rewards "
+            "abstained on the others"
+        )
     order = np.random.default_rng(seed).permutation(len(units))
     dealt = list(units.values())
     return [[t for k in part for t in dealt[k]] for part in np.array_split(order, num_minibatches)]

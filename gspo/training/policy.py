@@ -105,6 +105,16 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def require_length(policy: Policy, longest: int) -> None:
+    """Raises ModelError if the model's positions end before the longest sample does."""
+    positions = getattr(policy.model.config, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        raise ModelError(
+            f"the longest sample has {longest} tokens (rollout.max_prompt_tokens plus max_response_tokens), but the model "
+            f"has {positions} positions: lower one of the two to fit"
+        )
+
+
 def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str | Path | None = None) -> Policy:
     """The policy of a recipe; `path` overrides where its weights come from (a cold start's, a checkpoint's).
 

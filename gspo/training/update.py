@@ -18,7 +18,7 @@ from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, pack
 from ..types import Metrics, Trajectory
 from .diagnosis import Ratios, mismatch_size, observe
 from .optimizer import Optimizer
-from .packing import MicroBatch, make_micro_batches, split_minibatches
+from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
 from .policy import Policy
 
 MISMATCH_FRACTION = 0.1
@@ -27,10 +27,6 @@ noise moves a ratio by a tenth of the band, and few clip decisions can depend on
 
 MAX_SKIPPED = 3
 """Non-finite gradients in a row after which training stops: one is an accident, three are a broken run."""
-
-
-class TrainingError(Exception):
-    """Training cannot go on; the message names the samples."""
 
 
 @dataclass(frozen=True, slots=True)
