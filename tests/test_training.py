@@ -151,7 +151,7 @@ def test_at_unchanged_weights_s_is_exactly_one_where_old_ones_are_recomputed(tmp
 
 def test_auto_keeps_the_engine_in_float32_and_recomputes_in_bfloat16(tmp_path):
     for dtype, recomputed in (("float32", False), ("bfloat16", True)):
-        policy = load_policy(tiny_model(dtype), temperature=1.0, seed=0)
+        policy = tiny_policy(dtype, hidden_size=256, num_layers=6)  # smaller ones can agree in bfloat16 by luck
         config = tiny_config(tmp_path, model__dtype=dtype)
         optimizer = Optimizer(policy.trainable, config.training, 2)
         parts = pack_minibatches(sampled(policy, LENGTHS), config, seed=0, device=policy.device)

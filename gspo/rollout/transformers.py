@@ -144,12 +144,12 @@ class _Batch:
         mask = self.cache.decode(at_R, int(self.row_length.max()) + 1)
         ids = torch.from_numpy(self.row_token)[:, None].to(device)
         hidden_R1H = self.policy.hidden(ids, at_R[:, None], cache=self.cache, attention_mask=mask)
-        logits_RV = hidden_R1H[:, 0] @ self.policy.head.T
         self.row_length += self.row_running
         rows = self.row_running.nonzero()[0]
-        if len(rows) < len(logits_RV):
-            logits_RV = logits_RV[torch.from_numpy(rows).to(device)]
-        return self._sample(logits_RV, rows)
+        hidden_RH = hidden_R1H[:, 0]
+        if len(rows) < len(hidden_RH):
+            hidden_RH = hidden_RH[torch.from_numpy(rows).to(device)]
+        return self._sample(hidden_RH @ self.policy.head.T, rows)
 
     def _sample(self, logits: Tensor, rows: np.ndarray) -> int:
         """Draw a token for each of these rows; returns how many of them finished."""

@@ -1,8 +1,9 @@
 """Attention for packed sequences, registered with transformers, so that stock models train packed without a patch.
 
-All other layers see one row of N tokens with no padding. Attention alone is computed on [sequences, longest]: keys stand
-to the right of nothing but earlier tokens of their own sequence, so a causal kernel needs no mask, and what the padding
-computes is dropped. Micro-batches are filled by length, which keeps that padding small.
+All other layers see one row of N tokens with no padding. Attention alone is computed on [sequences, longest], one call
+for each bucket of neighbours of like length: keys stand to the right of nothing but earlier tokens of their own
+sequence, so a causal kernel needs no mask, and what the padding computes is dropped. Micro-batches are filled longest
+first, which keeps the buckets few and the padding small.
 """
 
 from __future__ import annotations
@@ -18,25 +19,52 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "gspo_packed"
 
+SHORTEST_SHARE = 0.75
+"""Sequences share a call down to this share of its longest. One call for all lengths computed three times the real tokens
+at skewed lengths; more calls than these save nothing, since each costs some fixed time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Neighbouring sequences of like length. S sequences, L longest, M tokens of this bucket."""
+
+    pad_SL: Tensor
+    """int64: the place in the bucket of each padded place; places beyond a sequence's end point at its first token."""
+    unpad_M: Tensor
+    """int64: the flattened padded place of each token of the bucket."""
+
+    @staticmethod
+    def of(lengths: list[int], device: torch.device | str) -> Bucket:
+        """The bucket of sequences with these lengths, packed one after the other."""
+        length_S = torch.tensor(lengths)
+        start_S = length_S.cumsum(0) - length_S
+        column_L = torch.arange(max(lengths))
+        real_SL = column_L < length_S[:, None]
+        pad_SL = start_S[:, None] + torch.where(real_SL, column_L, 0)
+        return Bucket(pad_SL.to(device), real_SL.flatten().nonzero()[:, 0].to(device))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tokens of packed sequences go on the padded side of attention. S sequences, L longest, N tokens."""
+    """Where the tokens of packed sequences go on the padded side of attention."""
 
-    pad_SL: Tensor
-    """int64: the packed index of each padded place; places beyond a sequence's end point at its first token."""
-    unpad_N: Tensor
-    """int64: the flattened padded place of each packed token."""
+    buckets: tuple[Bucket, ...]
+    """In packed order; together they hold all N tokens."""
 
     @staticmethod
     def of(lengths: list[int], device: torch.device | str = "cpu") -> Layout:
-        """The layout of sequences with these lengths, packed one after the other."""
-        length_S = torch.tensor(lengths)
-        start_S = length_S.cumsum(0) - length_S
-        column_L = torch.arange(int(length_S.max()))
-        real_SL = column_L < length_S[:, None]
-        pad_SL = start_S[:, None] + torch.where(real_SL, column_L, 0)
-        return Layout(pad_SL.to(device), real_SL.flatten().nonzero()[:, 0].to(device))
+        """The layout of sequences with these lengths, packed one after the other; best where they are sorted."""
+        buckets: list[list[int]] = []
+        for length in lengths:
+            if not buckets or min(length, *buckets[-1]) < SHORTEST_SHARE * max(length, *buckets[-1]):
+                buckets.append([])
+            buckets[-1].append(length)
+        return Layout(tuple(Bucket.of(b, device) for b in buckets))
+
+    @property
+    def num_padded(self) -> int:
+        """Places that attention computes."""
+        return sum(b.pad_SL.numel() for b in self.buckets)
 
 
 def packed_attention(
@@ -56,11 +84,18 @@ def packed_attention(
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    q, k, v = (x[0].transpose(0, 1)[layout.pad_SL].transpose(1, 2) for x in (query, key, value))
-    out = scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out.transpose(1, 2).flatten(0, 1)[layout.unpad_N][None], None
+    sizes = [len(b.unpad_M) for b in layout.buckets]
+    split = zip(layout.buckets, *(x[0].transpose(0, 1).split(sizes) for x in (query, key, value)), strict=True)
+    out = [_attend(b, q, k, v, scale=scaling, dropout_p=dropout) for b, q, k, v in split]
+    return torch.cat(out)[None], None
+
+
+def _attend(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
+    """[M, heads, D] -> [M, heads, D]."""
+    q, k, v = (x[bucket.pad_SL].transpose(1, 2) for x in (query, key, value))
+    grouped = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped, **kwargs)
+    return out.transpose(1, 2).flatten(0, 1)[bucket.unpad_M]
 
 
 # No mask function is registered on purpose: transformers then builds no mask of its own. Packed rows and right-padded
