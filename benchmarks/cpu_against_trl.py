@@ -270,7 +270,7 @@ def trainer(args: argparse.Namespace, folder: Path, steps: int) -> Any:
         lr_scheduler_type="constant",
         bf16=False,
         use_cpu=True,
-        activation_checkpointing=False,
+        gradient_checkpointing=False,
         shuffle_dataset=False,
         use_transformers_continuous_batching=args.trl_continuous_batching,
         model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
@@ -338,10 +338,11 @@ def compare_engines(args: argparse.Namespace, ours: Ours, model: Any) -> None:
     mask = (padded != pad).long()
     calls = {
         "gspo's engine": lambda: ours.run.collect(rows),
-        "transformers generate_batch": lambda: generate_batch(model, ids, lengths, generation_config=config),
         "transformers generate": lambda: model.generate(
             padded, attention_mask=mask, generation_config=config, logits_processor=ends
         ),
+        # last: it leaves the model with its own, paged attention
+        "transformers generate_batch": lambda: generate_batch(model, ids, lengths, generation_config=config),
     }
     print(f"\ngeneration alone at variable lengths, {lengths.sum()} tokens:")
     for name, call in calls.items():
