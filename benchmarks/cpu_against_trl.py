@@ -32,7 +32,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TrainerCallback
+from continuous_batching import generate_batch
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from gspo import data
 from gspo.config import CreateConfig
@@ -284,47 +285,12 @@ def trainer(args: argparse.Namespace, folder: Path, steps: int) -> Any:
     return GRPOTrainer(model=str(folder / "model"), args=config, reward_funcs=reward, train_dataset=rows)
 
 
-# ---- continuous batching of the library -------------------------------------------------------------------
+# ---- generation alone -------------------------------------------------------------------------------------
 
 
-def generate_batch(
-    model: Any,
-    prompt_ids: list[list[int]],
-    lengths: np.ndarray,
-    *,
-    generation_config: GenerationConfig,
-    continuous_batching_config: Any = None,
-    progress_bar: bool = False,
-) -> dict[str, Any]:
-    """transformers' `generate_batch` with a length for each request; results in the order of the prompts."""
-    from transformers.generation.continuous_batching.utils import WorkloadHints
-
-    hints = WorkloadHints(
-        max_prompt_length=max(map(len, prompt_ids)), max_generated_length=LONGEST, num_requests=len(prompt_ids)
-    )
-    results: dict[str, Any] = {}
-    with model.continuous_batching_context_manager(
-        generation_config=generation_config,
-        continuous_batching_config=continuous_batching_config,
-        block=True,
-        timeout=5,
-        workload_hints=hints,
-    ) as manager:
-        names = [
-            manager.add_request(list(ids), max_new_tokens=int(n), eos_token_id=-1)
-            for ids, n in zip(prompt_ids, lengths, strict=True)
-        ]
-        while len(results) < len(names):
-            result = manager.get_result(timeout=1)
-            if result is not None and result.is_finished():
-                results[result.request_id] = result
-            elif result is None and not manager.is_running():
-                raise RuntimeError("continuous batching stopped before it had finished")
-    return {name: results[name] for name in names}
-
-
-def compare_engines(args: argparse.Namespace, ours: Ours, model: Any) -> None:
+def compare_engines(args: argparse.Namespace, ours: Ours, folder: Path) -> None:
     """Print tokens a second of generation alone on the same requests: our engine, `generate_batch`, `generate`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     taken, _ = data.take(ours.run.training, data.Cursor(), args.prompts, 0)
     ours.lengths = response_lengths("variable", 0, ours.shape)
     rows = sorted(taken, key=lambda p: p.row)
@@ -425,7 +391,7 @@ def main() -> None:
         print(", ".join(f"{k} {v}" for k, v in vars(args).items()))
         table(theirs.side, ours.side)
         if args.compare_engines:
-            compare_engines(args, ours, theirs.trainer.model)
+            compare_engines(args, ours, folder / "model")
 
 
 if __name__ == "__main__":
