@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from . import chat, data
-from .config import Config
+from .config import ColdStartConfig, Config
+from .evaluation.evaluate import evaluate
 from .folder import Clock, newest_checkpoint, open_folder
 from .prompts import Say, load_prompts, training_and_evaluation_prompts
 from .recipe import RecipeError
 from .reporting.records import RunRecords
 from .reporting.terminal import Terminal
 from .rewards import build
+from .rollout.transformers import TransformersEngine
 from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError, make_micro_batches
 from .training.policy import Policy, load_policy
-from .types import Prompt, Trajectory
+from .types import Metrics, Prompt, Trajectory
 
 
 def cold_start(config: Config, *, resume: bool = False) -> Path:
@@ -36,13 +38,13 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
         raise RecipeError("the recipe has no [cold_start] table: there is nothing to imitate")
     table, folder = config.cold_start, open_folder(config, resume=resume) / "cold_start"
     found = newest_checkpoint(folder, resume=True, say=print)
+    if found and found.state["finished"]:
+        return found.model
     done = found.state["step"] if found else 0
     with Terminal(f"{config.name} cold start", table.steps, done=done) as terminal, Signals() as signals:
-        if found and done >= table.steps:
-            return found.model
         weights = found.model if found and config.model.lora is None else None
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
-        prompts, examples = load_examples(config, policy, terminal.note)
+        prompts, examples, measure = load_examples(config, policy, terminal.note)
         optimizer = Optimizer(policy.trainable, table, table.steps)
         records, clock, cursor = RunRecords(folder), Clock(), data.Cursor()
         if found:
@@ -54,18 +56,30 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
             rate = optimizer.learning_rate
             loss, norm = imitate(policy, optimizer, [examples[p.row] for p in batch])
             row = {"step": step, "time": time.time(), "cold_start/loss": loss, "update/grad_norm": norm}
+            if table.evaluate_every and step % table.evaluate_every == 0:
+                row |= measure()
             records.append({**row, "update/learning_rate": rate, "time/step_s": clock.take()["time/step_s"]})
             terminal.step(row)
-            if step == table.steps or step % config.checkpoint.every == 0 or signals.caught:
-                state, keep = {"cursor": cursor.state()}, config.checkpoint.keep
-                checkpoint.save(folder / "checkpoints", policy, optimizer, state, step=step, keep=keep)
+            finished = step == table.steps or _good_enough(row, table)
+            if finished or step % config.checkpoint.every == 0 or signals.caught:
+                state, keep = {"cursor": cursor.state(), "finished": finished}, config.checkpoint.keep
+                saved = checkpoint.save(folder / "checkpoints", policy, optimizer, state, step=step, keep=keep)
+                if finished:
+                    return checkpoint.load(saved).model
             if signals.caught:
                 raise Interrupted(signals.caught)
-    return checkpoint.load(folder / "checkpoints" / f"step-{table.steps:06d}").model
+    raise AssertionError("unreachable: the last step finishes the cold start")
 
 
-def load_examples(config: Config, policy: Policy, say: Say) -> tuple[list[Prompt], dict[int, Trajectory]]:
-    """The prompts of the cold start, and by row the tokens to imitate: prompt, response, end of sequence.
+def _good_enough(row: Metrics, table: ColdStartConfig) -> bool:
+    return table.stop_at is not None and row.get("evaluation/reward", -math.inf) >= table.stop_at
+
+
+def load_examples(
+    config: Config, policy: Policy, say: Say
+) -> tuple[list[Prompt], dict[int, Trajectory], Callable[[], Metrics]]:
+    """The prompts of the cold start, by row the tokens to imitate (prompt, response, end of sequence), and a function
+    that measures the policy on the evaluation prompts.
 
     Evaluation prompts are kept out as `evaluation.overlap` says. Raises DataError for a response that is missing, empty
     or longer than the limits, by row.
@@ -80,7 +94,14 @@ def load_examples(config: Config, policy: Policy, say: Say) -> tuple[list[Prompt
             prompts, _ = data.separate(prompts, evaluation, config.evaluation.overlap)
     if len(prompts) < table.batch_size:
         raise data.DataError(f"cold start: {len(prompts)} prompts do not fill cold_start.batch_size = {table.batch_size}")
-    return prompts, {p.row: _example(p, config, policy) for p in prompts}
+    engine = TransformersEngine(policy, max_rows=config.rollout.max_rows)
+
+    def measure() -> Metrics:
+        assert config.evaluation is not None
+        table, tokenizer = config.evaluation, policy.tokenizer
+        return evaluate(engine, evaluation, rewards, table, tokenizer, solved_at=config.solved_at).metrics
+
+    return prompts, {p.row: _example(p, config, policy) for p in prompts}, measure
 
 
 def _example(prompt: Prompt, config: Config, policy: Policy) -> Trajectory:

@@ -449,6 +449,11 @@ class ColdStartConfig(OptimizerConfig):
     """Prompts with their answers in each update."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate. 1e-5: usual for fine-tuning."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Evaluate every so many updates, as `[evaluation]` says. 0: not during the cold start."""
+    stop_at: float | None = None
+    """Stop at the first evaluation whose mean reward is at least this, so that something is left to learn. None: take
+    all steps."""
     response_column: str | None = None
     """Column with the response to imitate. None takes the answer column."""
     data: Source | None = None
@@ -579,6 +584,15 @@ class Config(Section):
                 f"sample, rollout.max_prompt_tokens + rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + "
                 f"{self.rollout.max_response_tokens}: use {longest} or more, or a smaller rollout.max_prompt_tokens"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _cold_start_can_be_measured(self) -> Self:
+        cold = self.cold_start
+        if cold is not None and cold.evaluate_every and self.evaluation is None:
+            raise ValueError("cold_start.evaluate_every needs an [evaluation] table to evaluate on")
+        if cold is not None and cold.stop_at is not None and not cold.evaluate_every:
+            raise ValueError("cold_start.stop_at needs evaluations to compare with: set cold_start.evaluate_every, e.g. 10")
         return self
 
     @model_validator(mode="after")

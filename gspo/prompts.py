@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import chat, data
@@ -16,7 +17,10 @@ Say = Callable[[str], None]
 def load_prompts(
     source: Source, tokenizer: Any, rewards: Sequence[Built], *, max_prompt_tokens: int, where: str, say: Say
 ) -> list[Prompt]:
-    """The prompts of a source, faults settled. Raises DataError with every fault by row number."""
+    """The prompts of a source, faults settled, each with the id `r{row}`. Raises DataError with every fault by row number.
+
+    The id is part of a sample's seed: prompts without one of their own would all draw the same random numbers.
+    """
     prompts, faults = data.prepare(
         data.load_rows(source),
         source,
@@ -31,7 +35,7 @@ def load_prompts(
             f"{where}: dropped {dropped} faulty rows of {len(prompts) + dropped}, "
             f"e.g. row {faults[0].row}: {faults[0].what}"
         )
-    return kept
+    return [replace(p, id=f"r{p.row}") for p in kept]
 
 
 def training_and_evaluation_prompts(

@@ -22,7 +22,12 @@ def collect(
     step: int,
     progress: Progress = lambda n: None,
 ) -> list[list[Sample]]:
-    """group_size samples to each prompt, one list a prompt instance, in their order."""
+    """group_size samples to each prompt, one list a prompt instance, in their order.
+
+    Raises ValueError if two prompts share an id: they would share their random numbers too.
+    """
+    if len({p.id for p in prompts}) < len(prompts):
+        raise ValueError("prompts that are sampled together need ids of their own: seeds are made from them")
     requests = [
         Request(f"s{step}/{p.id}/{k}", p.token_ids, sample_seed(seed, step, p.id, k))
         for p in prompts
