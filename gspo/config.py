@@ -314,7 +314,8 @@ class SamplingConfig(Section):
     """How tokens are drawn. Nothing is taken from a model's generation_config but its end-of-sequence ids."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Logits are divided by it before the softmax, in sampling and in training. 1: the model's own distribution."""
+    """Logits are divided by it before the softmax; the update's log-probabilities use the rollout's. 1: the model's own
+    distribution."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; 1 is off. In training it must be off: the update's distribution has the full support."""
     top_k: int = Field(default=0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,3 +56,4 @@ class Signals:
         self.caught = number
         if self._open:
             raise Interrupted(number)
+        sys.stderr.write("\nstopping where nothing is lost; once more to stop at once\n")

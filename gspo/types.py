@@ -33,7 +33,8 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Every column of the row, for rewards."""
     id: str = ""
-    """This use of the row, `e{epoch}-r{row}`: groups are keyed by it, never by text or position."""
+    """This use of the row, `e{epoch}-r{row}` in training and `r{row}` in evaluation: groups are keyed by it, never by
+    text or position, and it is part of each sample's seed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from .evaluate import evaluate
 def evaluate_model(config: Config, model: Path | None) -> str:
     """The scores of a model, one `name value` a line.
 
-    model: the folder of a run (its newest whole checkpoint is taken), of a checkpoint, or of a model; None takes the
-    recipe's. Raises RecipeError if the recipe has no evaluation or the folder holds no model.
+    model: the folder of a run (its newest whole checkpoint is taken, the cold start's where there is no other), of a
+    checkpoint, or of a model; None takes the recipe's. Raises RecipeError if the recipe has no evaluation or the folder
+    holds no model.
     """
     if config.evaluation is None:
         raise RecipeError("the recipe has no [evaluation] table: there is nothing to measure on")
@@ -46,16 +47,17 @@ def evaluate_model(config: Config, model: Path | None) -> str:
                 solved_at=config.solved_at,
                 progress=progress,
             )
+        terminal.step({"step": 1, **done.metrics})
     return "\n".join(f"{key.removeprefix('evaluation/'):<24} {value}" for key, value in done.metrics.items())
 
 
 def find_model(folder: Path) -> Path:
     """The model inside a run, a checkpoint or a model folder. Raises RecipeError if there is none."""
-    if (folder / "config.json").exists() and not (folder / "checkpoints").exists():
-        return folder
-    if (folder / "model" / "config.json").exists():
+    if (folder / checkpoint.MANIFEST).exists():
         return checkpoint.load(folder).model
-    found = checkpoint.newest(folder / "checkpoints", print)
-    if found is None:
-        raise RecipeError(f"{folder}: holds neither a model nor a whole checkpoint")
-    return found.model
+    for checkpoints in (folder / "checkpoints", folder / "cold_start" / "checkpoints"):
+        if found := checkpoint.newest(checkpoints, print):
+            return found.model
+    if not (folder / "tokenizer_config.json").exists():
+        raise RecipeError(f"{folder}: holds neither a whole checkpoint nor a model with its tokenizer")
+    return folder

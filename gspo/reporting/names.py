@@ -74,7 +74,7 @@ METRICS: dict[str, str] = {
     "time/save_s": "Writing checkpoints, seconds.",
     "time/step_s": "The whole step, seconds.",
     "system/model_flops_per_s": "Arithmetic that the model needs for this step, a second of the whole step; FLOP/s.",
-    "system/model_flops_utilisation": "The same as a share of what the device can do at most.",
+    "system/model_flops_utilisation": "The same as a share of what a large matrix product reaches on this device.",
     "system/peak_memory_gib": "Most memory in use so far, GiB.",
     "evaluation/pass@<k>": "Estimated probability that one of k responses is solved, mean over prompts.",
     "evaluation/pass@<k>_low": "Lower end of its 95% confidence interval.",
@@ -92,7 +92,6 @@ ONLY_WHEN: dict[str, str] = {
     "kl/": "there is a reference policy",
     "evaluation/": "the step has an evaluation",
     "cold_start/": "the row is one of cold_start/metrics.jsonl",
-    "system/model_flops_utilisation": "the device's peak is known",
 }
 """Start of a key to the condition under which rows hold it; all other keys stand in the row of every training step."""
 
