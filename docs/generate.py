@@ -1,6 +1,6 @@
 """Writes the documents that are made from code: `python docs/generate.py`, or `--check` to compare without writing.
 
-recipes.md comes from the docstrings of gspo/config.py, metrics.md from the table in gspo/reporting/names.py.
+recipes.md comes from the docstrings of gspo/config, metrics.md from the table in gspo/reporting/names.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 RECIPES_HEAD = """# Every setting of a recipe
 
-<!-- Written by docs/generate.py from the docstrings of gspo/config.py: change those, not this file. -->
+<!-- Written by docs/generate.py from the docstrings of gspo/config: change those, not this file. -->
 
 A recipe is a TOML file. Each heading below is a table of it, each row a key of that table, written with its dots.
 *required* means that there is no default, *unset* that the key may be left out and is then as the text says.

@@ -1,0 +1,83 @@
+"""Which policy is trained."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .section import Section, either, nearest
+
+
+class CreateConfig(Section):
+    """A small decoder of transformers' Qwen3 class with random weights, and a tokenizer with one token a character."""
+
+    alphabet: str
+    """Every character that prompts and responses may hold; one token each."""
+    hidden_size: int = Field(default=128, gt=0)
+    """Width of the residual stream. 128 learns two-digit arithmetic in seconds."""
+    intermediate_size: int = Field(default=512, gt=0)
+    """Width of the feed-forward layer. Four times the default width, as is usual."""
+    num_layers: int = Field(default=4, gt=0)
+    """Decoder layers."""
+    num_heads: int = Field(default=4, gt=0)
+    """Query heads."""
+    num_kv_heads: int = Field(default=2, gt=0)
+    """Key and value heads. Fewer than query heads, so that grouped attention is exercised."""
+    max_position_embeddings: int = Field(default=512, gt=0)
+    """Longest sequence. Ample for small tasks."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            near = nearest(self.num_kv_heads, [k for k in range(1, self.num_heads + 1) if self.num_heads % k == 0])
+            raise ValueError(
+                f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = {self.num_kv_heads}: "
+                f"use num_kv_heads = {near}"
+            )
+        if self.hidden_size % (2 * self.num_heads):
+            unit = 2 * self.num_heads
+            below, above = self.hidden_size // unit * unit, (self.hidden_size // unit + 1) * unit
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} does not split into num_heads = {self.num_heads} heads of an even "
+                f"width: use hidden_size = {either(below, above)}"
+            )
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters through peft: only they are trained."""
+
+    rank: int = Field(default=16, gt=0)
+    """Rank of each update. 16 is peft users' common choice."""
+    alpha: int = Field(default=32, gt=0)
+    """Scale numerator: the update is scaled by alpha / rank. Twice the rank, as is common."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter. Every linear layer but the output matrix."""
+
+
+class ModelConfig(Section):
+    """Which policy is trained."""
+
+    path: str | None = None
+    """Folder or hub name of a transformers causal language model. One of `path` and `create` is needed."""
+    create: CreateConfig | None = None
+    """A small random model instead."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward and backward pass; master weights and moments are float32 in both. float32 is the
+    default because GSPO's clip range is narrower than bfloat16's rounding noise."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes the GPU where there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off: code from strangers is run only when asked for."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of all weights. Off: full training is the method's setting."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.create is None):
+            raise ValueError(
+                "set exactly one of path (a folder or hub name) and create (a small random model); "
+                "--model.create null or --model.path null takes a recipe's away"
+            )
+        return self

@@ -1,0 +1,65 @@
+"""How tokens are drawn, and how the old policy samples."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from .section import Section
+
+
+class SamplingConfig(Section):
+    """How tokens are drawn. Nothing is taken from a model's generation_config but its end-of-sequence ids."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """Logits are divided by it before the softmax; the update's log-probabilities use the rollout's. 1: the model's own
+    distribution."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off. In training it must be off: the update's distribution has the full support."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep the k likeliest tokens; 0 is off. In training it must be off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Drop tokens less likely than this share of the likeliest; 0 is off. In training it must be off."""
+    max_response_tokens: int = Field(gt=0)
+    """Longest response, the end-of-sequence token included. No default: tasks differ by orders of magnitude."""
+
+    @property
+    def truncated_support(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+class RolloutConfig(SamplingConfig):
+    """How the old policy samples."""
+
+    engine: Literal["transformers"] = "transformers"
+    """Who generates: transformers, in this process, with the very weights that are trained."""
+    prompts_per_step: int = Field(default=32, gt=0)
+    """Prompts of one rollout batch. 32 x 8 responses make four minibatches of 64."""
+    group_size: int = Field(default=8, ge=2)
+    """Responses to each prompt (G). 8: the usual compromise between signal and cost."""
+    max_prompt_tokens: int = Field(default=1024, gt=0)
+    """Longest prompt after templating; a longer one is a fault of its row."""
+    max_rows: int = Field(default=256, gt=0)
+    """Responses generated at the same time; the rest wait and refill finished rows. Bounds the KV cache."""
+    old_logprobs: Literal["auto", "engine", "trainer"] = "auto"
+    """Whose log-probabilities stand below the ratio. `engine`: those of sampling. `trainer`: recomputed before the
+    first update, except for the first minibatch, whose own forward pass is at the old policy. `auto`: the engine's
+    while their mismatch, measured on the first minibatch, is small beside the clip range, else the trainer's."""
+
+    @model_validator(mode="after")
+    def _same_support(self) -> Self:
+        if self.temperature == 0:
+            raise ValueError("temperature = 0: greedy responses of a group are all alike; use a positive one, e.g. 1.0")
+        if self.truncated_support:
+            on = [
+                f"{k} = {getattr(self, k)}"
+                for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0))
+                if getattr(self, k) != off
+            ]
+            raise ValueError(
+                f"{', '.join(on)}: the update's distribution has the full support, so ratios would be wrong; "
+                "use top_p = 1.0, top_k = 0, min_p = 0.0 here (they are free in [evaluation])"
+            )
+        return self
