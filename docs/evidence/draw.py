@@ -1,0 +1,44 @@
+"""Draws the figures beside this file from the committed metrics: `python docs/evidence/draw.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).parent
+FIGURES = {
+    "quickstart": ("quickstart: two-digit addition, gspo, clip 3e-4/4e-4", 0.75),
+    "smollm2": ("SmolLM2-135M-Instruct: What is a*b?", 0.45),
+}
+
+
+def rows(run: Path) -> list[dict]:
+    """The rows of a run's metrics."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def draw(name: str, title: str, goal: float) -> None:
+    """Held-out pass@1 with its 95% interval (left) and training reward (right) of every seed."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for run in sorted(HERE.glob(f"{name}-seed*")):
+        label, table = run.name.rpartition("-")[2], rows(run)
+        held = [r for r in table if "evaluation/pass@1" in r]
+        score = [r["evaluation/pass@1"] for r in held]
+        low = [s - r["evaluation/pass@1_low"] for s, r in zip(score, held, strict=True)]
+        high = [r["evaluation/pass@1_high"] - s for s, r in zip(score, held, strict=True)]
+        left.errorbar([r["step"] for r in held], score, yerr=[low, high], capsize=3, marker="o", markersize=3, label=label)
+        steps = [r for r in table if "reward/mean" in r]
+        right.plot([r["step"] for r in steps], [r["reward/mean"] for r in steps], linewidth=0.7, label=label)
+    left.axhline(goal, linestyle=":", color="grey", linewidth=1)
+    left.set(title=title, xlabel="step", ylabel="held-out pass@1, 95% interval", ylim=(0, 1))
+    right.set(title="the same runs in training", xlabel="step", ylabel="mean reward")
+    left.legend(frameon=False)
+    figure.savefig(HERE / f"{name}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    for name, (title, goal) in FIGURES.items():
+        draw(name, title, goal)
