@@ -90,9 +90,13 @@ def _eval(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _report(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .recipe import RecipeError
     from .reporting.html import write_report
 
-    print(f"report: {write_report(options.folder)}")
+    try:
+        print(f"report: {write_report(options.folder)}")
+    except (OSError, ValueError) as error:  # a folder that is no run, or damaged records; both name the file
+        raise RecipeError(str(error)) from error
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
@@ -110,7 +114,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .training.policy import ModelError
 
     return (
-        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FileNotFoundError, FunctionError, ModelError,
+        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FunctionError, ModelError,
         RecipeError, RewardError, TrackerMissing, TrainingError,
     )  # fmt: skip
 

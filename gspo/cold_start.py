@@ -23,7 +23,7 @@ from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError, make_micro_batches
-from .training.policy import Policy, load_policy
+from .training.policy import Policy, load_policy, require_length
 from .types import Metrics, Prompt, Trajectory
 
 
@@ -44,6 +44,7 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
     with Terminal(f"{config.name} cold start", table.steps, done=done) as terminal, Signals() as signals:
         weights = found.model if found and config.model.lora is None else None
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
+        require_length(policy, config)
         prompts, examples, measure = load_examples(config, policy, terminal.note)
         optimizer = Optimizer(policy.trainable, table, table.steps)
         records, clock, cursor = RunRecords(folder), Clock(), data.Cursor()
@@ -92,6 +93,13 @@ def load_examples(
         prompts = load_prompts(table.data, policy.tokenizer, [], max_prompt_tokens=limit, where=where, say=say)
         if config.evaluation is not None:
             prompts, _ = data.separate(prompts, evaluation, config.evaluation.overlap)
+    examples = {p.row: _example(p, config, policy) for p in prompts}
+    faults = [data.Fault(row, what) for row, what in examples.items() if isinstance(what, str)]
+    whole = {row: example for row, example in examples.items() if not isinstance(example, str)}
+    source, where = (config.data, "cold start, data") if table.data is None else (table.data, "cold_start.data")
+    prompts, dropped = data.settle([p for p in prompts if p.row in whole], faults, source, where)
+    if dropped:
+        say(f"{where}: dropped {dropped} rows with faulty responses, e.g. row {faults[0].row}: {faults[0].what}")
     if len(prompts) < table.batch_size:
         raise data.DataError(f"cold start: {len(prompts)} prompts do not fill cold_start.batch_size = {table.batch_size}")
     engine = TransformersEngine(policy, max_rows=config.rollout.max_rows)
@@ -101,28 +109,27 @@ def load_examples(
         table, tokenizer = config.evaluation, policy.tokenizer
         return evaluate(engine, evaluation, rewards, table, tokenizer, solved_at=config.solved_at).metrics
 
-    return prompts, {p.row: _example(p, config, policy) for p in prompts}, measure
+    return prompts, whole, measure
 
 
-def _example(prompt: Prompt, config: Config, policy: Policy) -> Trajectory:
+def _example(prompt: Prompt, config: Config, policy: Policy) -> Trajectory | str:
+    """The tokens to imitate, or what is wrong with the row."""
     table = config.cold_start
     assert table is not None
     response = prompt.answer if table.response_column is None else prompt.columns.get(table.response_column)
     if response is None or not str(response).strip():
-        raise data.DataError(
-            f"cold start: row {prompt.row} has no response to imitate in {table.response_column or 'the answer column'}"
-        )
+        return f"no response to imitate in {table.response_column or 'the answer column'}"
     try:
-        ids = [*chat.encode_response(policy.tokenizer, str(response)), policy.tokenizer.eos_token_id]
+        ids = [*chat.encode_response(policy.tokenizer, str(response)), policy.end_id]
     except chat.EncodeError as error:
-        raise data.DataError(f"cold start: response of row {prompt.row}: {error}") from None
+        return f"response: {error}"
     tokens = np.array([*prompt.token_ids, *ids])
     for name, limit, have in (
         ("rollout.max_response_tokens", config.rollout.max_response_tokens, len(ids)),
         ("cold_start.micro_batch_tokens", table.micro_batch_tokens, len(tokens)),
     ):
         if have > limit:
-            raise data.DataError(f"cold start: row {prompt.row} has {have} tokens, more than {name} = {limit}")
+            return f"{have} tokens to imitate, more than {name} = {limit}"
     trained = np.arange(len(tokens)) >= len(prompt.token_ids)
     return Trajectory(f"row {prompt.row}", str(prompt.row), tokens, trained, np.zeros(len(ids), np.float32), 0.0)
 

@@ -33,7 +33,8 @@ PACKAGES = (
 )
 
 FREE_ON_RESUME = ("training.steps", "checkpoint", "tracking", "output")
-"""Settings that may differ between a run and its continuation: how far it goes and what is kept, not what it is."""
+"""Settings that may differ between a run and its continuation: how far it goes and what is kept, not what it is. The
+number of steps only under a constant learning rate: other schedules depend on it from the start."""
 
 
 class Clock:
@@ -73,7 +74,8 @@ def open_folder(config: Config, *, resume: bool) -> Path:
         )
     if stored.exists():
         old = json.loads(stored.read_text())
-        changed = [d for d in differences(old, settings) if not any(f"{d}.".startswith(f"{f}.") for f in FREE_ON_RESUME)]
+        free = FREE_ON_RESUME if config.training.schedule == "constant" else FREE_ON_RESUME[1:]
+        changed = [d for d in differences(old, settings) if not any(f"{d}.".startswith(f"{f}.") for f in free)]
         if changed:
             raise RecipeError(
                 f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "

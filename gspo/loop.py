@@ -9,6 +9,7 @@ from . import data
 from .cold_start import cold_start
 from .config import Config
 from .reporting.html import write_report
+from .reporting.trackers import require_packages
 from .run import open_run
 from .training.update import update
 
@@ -19,10 +20,13 @@ def train(config: Config, *, resume: bool = False) -> Path:
     Raises RecipeError, DataError or ModelError before any work is done; RewardError, EngineError or TrainingError when
     a step cannot be trusted; Interrupted, after a checkpoint, when a signal asked to stop.
     """
+    require_packages(config.tracking)
     start = cold_start(config, resume=resume) if config.cold_start else None
     with open_run(config, start, resume=resume) as run:
         if run.step == 0 and run.evaluation:
-            run.record({"step": 0, "time": time.time(), **run.evaluate()})
+            with run.signals.interruptible():
+                run.record({"step": 0, "time": time.time(), **run.evaluate()})
+            run.clock.take()
         while run.step < config.training.steps:
             with run.signals.interruptible():
                 prompts, cursor = data.take(run.training, run.cursor, config.rollout.prompts_per_step, config.seed)

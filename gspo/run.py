@@ -248,8 +248,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
             terminal.note(f"warning: {warning}")
         weights = found.model if found and config.model.lora is None else start
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
-        longest = max(s.max_response_tokens for s in (config.rollout, config.evaluation) if s is not None)
-        require_length(policy, config.rollout.max_prompt_tokens + longest)
+        require_length(policy, config)
         training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
         records = RunRecords(folder)
         records.truncate_after(done if found else -1)
@@ -273,12 +272,14 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
         )
         if found:
             run.restore(found)
+        run.clock.take()  # what came before belongs to no step
         try:
             yield run
         except Interrupted:
             if run.saved_at < run.step:
                 run.save()
-            terminal.note(f"saved at step {run.step}; go on with --resume")
+            done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
+            terminal.note(f"{done}; go on with --resume")
             raise
         finally:
             trackers.close()

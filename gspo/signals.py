@@ -11,8 +11,11 @@ from types import FrameType
 from typing import Any, Self
 
 
-class Interrupted(Exception):
-    """A signal asked the run to end; `number` says which."""
+class Interrupted(BaseException):
+    """A signal asked the run to end; `number` says which.
+
+    No Exception: whoever catches those, a reward's runner or a library, would take it for a failure of its own.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -49,6 +52,8 @@ class Signals:
             yield
         finally:
             self._open = False
+        if self.caught is not None:  # somebody inside swallowed it
+            raise Interrupted(self.caught)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.caught is not None:

@@ -1,4 +1,7 @@
-"""Problems for recipes/smollm2.toml: every product of two numbers from 2 to 12, split once into training and held-out."""
+"""Problems for recipes/smollm2.toml: every product of two numbers from 2 to 12, split once into training and held-out.
+
+Pairs are ordered: 3*7 may be held out while 7*3 is trained.
+"""
 
 import random
 

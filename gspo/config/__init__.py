@@ -178,6 +178,19 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        for name, table, updates, formula in (
+            ("training", self.training, self.training.steps * self.training.minibatches, "training.steps x minibatches"),
+            ("cold_start", self.cold_start, self.cold_start.steps if self.cold_start else 0, "cold_start.steps"),
+        ):
+            if table is not None and table.warmup_updates > updates:
+                raise ValueError(
+                    f"{name}.warmup_updates = {table.warmup_updates} is more than the run's {formula} = {updates}: the "
+                    f"learning rate would never be reached; use {updates} or less"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [reward_name(r) for r in self.rewards]
         if twice := sorted({n for n in names if names.count(n) > 1}):

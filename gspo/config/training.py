@@ -55,7 +55,8 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate. 1e-6: the field's usual value for billion-parameter models; small models take more."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows warm-up: stay, or fall to 0 at the last update. Constant, so that the length of a run is free."""
+    """What follows warm-up: stay, or fall towards 0, which the update after the last would have. Constant, so that the
+    length of a run is free."""
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
     beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -11,7 +11,7 @@ from ..reporting.terminal import Terminal
 from ..rewards import build
 from ..rollout.transformers import TransformersEngine
 from ..training import checkpoint
-from ..training.policy import load_policy
+from ..training.policy import load_policy, require_length
 from .evaluate import evaluate
 
 
@@ -27,6 +27,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
     path = None if model is None else find_model(model)
     with Terminal("evaluation", 1, title=str(path or config.model.path or "a model with random weights")) as terminal:
         policy = load_policy(config.model, temperature=config.evaluation.temperature or 1.0, seed=config.seed, path=path)
+        require_length(policy, config)
         rewards = build(config.rewards)
         prompts = load_prompts(
             config.evaluation.data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,6 +72,14 @@ def open_trackers(
             undo.callback(tracker.close)
         undo.pop_all()
     return Trackers(trackers)
+
+
+def require_packages(tracking: TrackingConfig) -> None:
+    """Raises TrackerMissing if the recipe asks for a tracker that is not installed, without opening any."""
+    wanted = {"tensorboard": tracking.tensorboard, "wandb": tracking.wandb, "trackio": tracking.trackio}
+    for package, asked in wanted.items():
+        if asked and find_spec(package) is None:
+            raise _missing(package, ModuleNotFoundError(f"No module named {package!r}", name=package))
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ..config import SamplingConfig
+from ..training.logprobs import CHUNK_ELEMENTS
 from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request
@@ -27,6 +28,9 @@ from .sampling import draw, uniform
 REFILL_SHARE = 0.25
 """Finished rows are refilled, or squeezed out, once they are this share of the batch: a prefill (or a copy of the cache)
 for a few rows costs more than computing them in vain for a while."""
+
+PREFILL_TOKENS = 16384
+"""Prompt tokens, padding included, that go through the model at once: bounds the memory of starting many rows."""
 
 GROW = 64
 """Places that the cache grows by at least; then by half its size, so that copies stay few."""
@@ -117,25 +121,30 @@ class _Batch:
         which = np.array([index[prompt] for prompt in prompts])
         lengths = np.array([len(p) for p in prompts])
         rows = np.arange(len(running), len(running) + count)
-        logits_PV = self._prefill(list(index), rows, which)
+        hidden_PH = self._prefill(list(index), rows, which)
         self.row_request = np.concatenate([self.row_request, started])
         self.row_running = np.concatenate([self.row_running, np.ones(count, bool)])
         self.row_length = np.concatenate([self.row_length, lengths])
         self.row_token = np.concatenate([self.row_token, np.zeros(count, np.int64)])
-        return self._sample(logits_PV[torch.from_numpy(which).to(logits_PV.device)], rows)
+        return self._sample(hidden_PH[torch.from_numpy(which).to(hidden_PH.device)], rows)
 
     def _prefill(self, prompts: list[tuple[int, ...]], rows: np.ndarray, which: np.ndarray) -> Tensor:
-        """Next-token logits [P, V] of the prompts; their keys and values go to rows[r] from prompt which[r]."""
+        """Last hidden states [P, H] of the prompts; their keys and values go to rows[r] from prompt which[r]."""
+        device, hidden = self.policy.device, []
         longest = max(len(p) for p in prompts)
-        ids = np.zeros((len(prompts), longest), np.int64)
-        for p, prompt in enumerate(prompts):  # padded on the right: a causal model's real places never see it
-            ids[p, : len(prompt)] = prompt
-        self.cache.prefill(rows, which)
-        device = self.policy.device
-        positions = torch.arange(longest, device=device).expand(len(prompts), -1)
-        hidden_PNH = self.policy.hidden(torch.from_numpy(ids).to(device), positions, cache=self.cache)
-        last = torch.tensor([len(p) - 1 for p in prompts], device=device)
-        return hidden_PNH[torch.arange(len(prompts), device=device), last] @ self.policy.head.T
+        at_once = max(1, PREFILL_TOKENS // longest)
+        for first in range(0, len(prompts), at_once):
+            part = prompts[first : first + at_once]
+            ids = np.zeros((len(part), longest), np.int64)
+            for p, prompt in enumerate(part):  # padded on the right: a causal model's real places never see it
+                ids[p, : len(prompt)] = prompt
+            mine = (which >= first) & (which < first + at_once)
+            self.cache.prefill(rows[mine], which[mine] - first)
+            positions = torch.arange(longest, device=device).expand(len(part), -1)
+            hidden_PNH = self.policy.hidden(torch.from_numpy(ids).to(device), positions, cache=self.cache)
+            last = torch.tensor([len(p) - 1 for p in part], device=device)
+            hidden.append(hidden_PNH[torch.arange(len(part), device=device), last])
+        return torch.cat(hidden)
 
     def _decode(self) -> int:
         """One token more in every running row."""
@@ -149,14 +158,22 @@ class _Batch:
         hidden_RH = hidden_R1H[:, 0]
         if len(rows) < len(hidden_RH):
             hidden_RH = hidden_RH[torch.from_numpy(rows).to(device)]
-        return self._sample(hidden_RH @ self.policy.head.T, rows)
+        return self._sample(hidden_RH, rows)
 
-    def _sample(self, logits: Tensor, rows: np.ndarray) -> int:
-        """Draw a token for each of these rows; returns how many of them finished."""
+    def _sample(self, hidden_RH: Tensor, rows: np.ndarray) -> int:
+        """Draw a token for each of these rows; returns how many of them finished.
+
+        Logits exist for a few rows at a time, whatever the vocabulary.
+        """
         request = self.row_request[rows]
         number = self.sampled[request]
-        u = torch.from_numpy(uniform(self.seeds[request], number)).to(logits.device)
-        token, logp = (x.cpu().numpy() for x in draw(logits, self.sampling, u))
+        u_R = torch.from_numpy(uniform(self.seeds[request], number)).to(hidden_RH.device)
+        at_once = max(1, CHUNK_ELEMENTS // len(self.policy.head))
+        drawn = [
+            draw(hidden @ self.policy.head.T, self.sampling, u)
+            for hidden, u in zip(hidden_RH.split(at_once), u_R.split(at_once), strict=True)
+        ]
+        token, logp = (torch.cat(parts).cpu().numpy() for parts in zip(*drawn, strict=True))
         if not np.isfinite(logp).all():
             bad = self.requests[request[~np.isfinite(logp)][0]].id
             raise EngineError(f"sample {bad}: the policy's logits are NaN or infinite: its weights are broken")

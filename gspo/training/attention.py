@@ -82,6 +82,9 @@ def packed_attention(
 
     Without a layout (generation, plain calls) it is transformers' own scaled dot product attention.
     """
+    for name in ("softcap", "s_aux", "sliding_window"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"attention with {name} is not handled: choose a model without it")
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     sizes = [len(b.unpad_M) for b in layout.buckets]

@@ -31,6 +31,7 @@ from .optimizer import Optimizer
 from .policy import Policy
 
 MANIFEST = "manifest.json"
+REQUIRED = ("state.json", "optimizer.safetensors", "random.safetensors", "model/config.json")
 
 
 class CheckpointError(Exception):
@@ -79,8 +80,9 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, state: Mapping[str,
     manifest = {str(p.relative_to(beside)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
     (beside / MANIFEST).write_text(json.dumps(manifest, indent=1))
     _sync(beside)
-    if final.exists():  # written before, by a run that then went back
-        shutil.rmtree(final)
+    for later in _folders(folder):  # of a run that went back to before them, as they were damaged
+        if _step(later) >= step:
+            shutil.rmtree(later)
     beside.rename(final)
     _sync_folder(folder)
     for old in _folders(folder)[:-keep]:
@@ -105,6 +107,8 @@ def load(folder: Path) -> Checkpoint:
         named = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{MANIFEST} is missing or broken ({error})") from None
+    if lacking := [name for name in REQUIRED if name not in named]:
+        raise CheckpointError(f"{MANIFEST} lacks {lacking[0]}")
     for name, (sha256, size) in named.items():
         path = folder / name
         if not path.is_file():
@@ -117,7 +121,11 @@ def load(folder: Path) -> Checkpoint:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+    return sorted((p for p in folder.glob("step-*") if p.is_dir() and p.name[5:].isdigit()), key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def _sha256(path: Path) -> str:

@@ -34,6 +34,8 @@ class Ratios:
     """The clipped branch was taken."""
     outside_T: Tensor
     """The clipped ratio is outside the band."""
+    unit: Unit
+    """Whose ratio is clipped."""
     advantage_T: Tensor
     """Advantage of each token."""
     sequence_T: Tensor
@@ -82,7 +84,7 @@ def observe(
         "engine_gap_T": gap_T,
     }
     on_cpu = {name: None if x is None else x.detach().cpu() for name, x in kept.items()}
-    return Ratios(ids=ids, decisions_differ=differ, **on_cpu)  # type: ignore[arg-type]
+    return Ratios(ids=ids, unit=unit, decisions_differ=differ, **on_cpu)  # type: ignore[arg-type]
 
 
 def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -> Tensor:
@@ -122,15 +124,15 @@ def ratio_metrics(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
         **_distribution("ratio/sequence", log_s),
         **_distribution("ratio/token", log_w),
         "ratio/largest_log_ratio": None if largest is None else float(largest.log_ratio_T.abs().max()),
-        "ratio/sequence_at_largest": None if largest is None or at is None else float(largest.log_ratio_S[at].exp()),
-        "clip/sequence": _mean(_sequences_clipped(every)),
+        "ratio/sequence_at_largest": None if largest is None or at is None else _exp(largest.log_ratio_S[at]),
+        "clip/sequence": _mean(_any_S(every, "clipped_T")),
         "clip/token": _mean(_join(every, "clipped_T")),
         "clip/positive": _mean(_join(every, "clipped_T")[_join(every, "advantage_T") > 0]),
         "clip/negative": _mean(_join(every, "clipped_T")[_join(every, "advantage_T") < 0]),
-        "clip/outside_band": _mean(_join(every, "outside_T")),
-        "clip/sequence_by_minibatch": [_mean(_sequences_clipped(part)) for part in minibatches],
+        "clip/outside_band": _mean(_outside(every)),
+        "clip/sequence_by_minibatch": [_mean(_any_S(part, "clipped_T")) for part in minibatches],
         "clip/token_by_minibatch": [_mean(_join(part, "clipped_T")) for part in minibatches],
-        "clip/outside_band_by_minibatch": [_mean(_join(part, "outside_T")) for part in minibatches],
+        "clip/outside_band_by_minibatch": [_mean(_outside(part)) for part in minibatches],
     }
 
 
@@ -156,7 +158,7 @@ def by_sample(minibatches: Sequence[Sequence[Ratios]]) -> dict[str, tuple[float,
     for r in (r for part in minibatches for r in part):
         clipped_S = torch.zeros(len(r.ids)).index_add(0, r.sequence_T, r.clipped_T.float()) > 0
         for i, name in enumerate(r.ids):
-            out[name] = (float(r.log_ratio_S[i].exp()), bool(clipped_S[i]))
+            out[name] = (_exp(r.log_ratio_S[i]), bool(clipped_S[i]))
     return out
 
 
@@ -165,7 +167,7 @@ def reference_kl(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
     known = [r for part in minibatches for r in part if r.reference_T is not None]
     if not known:
         return {}
-    log_ratio_T = _join(known, "reference_T")
+    log_ratio_T = _join(known, "reference_T").double()
     return {"kl/reference": _mean(torch.expm1(-log_ratio_T) + log_ratio_T)}
 
 
@@ -173,10 +175,20 @@ def _join(ratios: Sequence[Ratios], name: str) -> Tensor:
     return torch.cat([getattr(r, name) for r in ratios]) if ratios else torch.empty(0)
 
 
-def _sequences_clipped(ratios: Sequence[Ratios]) -> Tensor:
-    if not ratios:
-        return torch.empty(0)
-    return torch.cat([torch.zeros(len(r.ids)).index_add(0, r.sequence_T, r.clipped_T.float()).clamp(max=1) for r in ratios])
+def _any_S(ratios: Sequence[Ratios], name: str) -> Tensor:
+    """1 for each sequence in which a token is marked, else 0."""
+    marks = [torch.zeros(len(r.ids)).index_add(0, r.sequence_T, getattr(r, name).float()).clamp(max=1) for r in ratios]
+    return torch.cat(marks) if marks else torch.empty(0)
+
+
+def _outside(ratios: Sequence[Ratios]) -> Tensor:
+    """1 for each ratio of the objective's own unit that is outside the band, else 0."""
+    by_sequence = ratios and ratios[0].unit == "sequence"
+    return _any_S(ratios, "outside_T") if by_sequence else _join(ratios, "outside_T")
+
+
+def _exp(log_ratio: Tensor) -> float:
+    return float(log_ratio.double().exp())  # in float32 it would be infinite from 89 nats
 
 
 def _mean(x: Tensor) -> float | None:

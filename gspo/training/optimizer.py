@@ -36,8 +36,9 @@ class Optimizer:
         self.parameters = dict(parameters)
         self.masters: dict[str, Tensor] = {}
         for name, p in self.parameters.items():
-            self.masters[name] = p if p.dtype == torch.float32 else p.detach().float()
-            if p.dtype != torch.float32:
+            wide = p.dtype in (torch.float32, torch.float64)
+            self.masters[name] = p if wide else p.detach().float()
+            if not wide:
                 p.register_post_accumulate_grad_hook(_add_into(self.masters[name]))
         self.adamw = torch.optim.AdamW(
             [

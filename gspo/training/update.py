@@ -65,15 +65,19 @@ class Updated:
     """Of the last minibatch."""
 
     def metrics(self) -> Metrics:
-        """`objective/` and `update/` of this record; a gradient norm that was not finite is null."""
-        norms = [n if math.isfinite(n) else None for n in self.grad_norms]
+        """`objective/` and `update/` of this record; what was not finite is null."""
+        norms = [_finite(n) for n in self.grad_norms]
         finite = [n for n in norms if n is not None]
         return {
-            "objective/loss": sum(self.losses) / len(self.losses),
+            "objective/loss": _finite(sum(self.losses) / len(self.losses)),
             "update/grad_norm": sum(finite) / len(finite) if finite else None,
             "update/grad_norm_by_minibatch": norms,
             "update/learning_rate": self.learning_rate,
         }
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def update(
