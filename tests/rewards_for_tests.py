@@ -8,3 +8,15 @@ def even_sum(samples):
 
 def broken(samples):
     raise RuntimeError("the verifier is down")
+
+
+def stops(samples):
+    """A signal that arrives while the reward works, and a reward that takes every Exception for its own."""
+    import os
+    import signal
+
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Exception:
+        return [0.0] * len(samples)
+    return [0.0] * len(samples)

@@ -183,3 +183,20 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
     for run in range(1, lines[-1]["runs"] + 1):
         assert_same(state(tmp_path / f"killed-{run}", STEPS), wanted)
         assert timeless(tmp_path / f"killed-{run}") == rows
+
+
+def test_pruning_never_deletes_the_checkpoint_just_written(tmp_path):
+    policy = tiny_policy()
+    optimizer = Optimizer(policy.trainable, TrainingConfig(steps=1), 1)
+    damaged = checkpoint.save(tmp_path, policy, optimizer, {}, step=40, keep=1)
+    (damaged / checkpoint.MANIFEST).write_text("{}")
+    assert checkpoint.newest(tmp_path) is None
+    checkpoint.save(tmp_path, policy, optimizer, {}, step=25, keep=1)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.state["step"] == 25
+
+
+def test_the_number_of_steps_is_free_only_under_a_constant_learning_rate(tmp_path):
+    train(tiny_config(tmp_path, training__schedule="linear"))
+    with pytest.raises(RecipeError, match=r"training\.steps"):
+        train(tiny_config(tmp_path, training__schedule="linear", training__steps=4), resume=True)

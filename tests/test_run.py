@@ -16,6 +16,8 @@ from gspo.loop import train
 from gspo.recipe import RecipeError
 from gspo.reporting.names import METRICS, ONLY_WHEN, table_key
 from gspo.rewards import RewardError
+from gspo.signals import Interrupted
+from gspo.training import update as update_module
 from gspo.training.packing import TrainingError
 
 
@@ -158,3 +160,33 @@ def test_a_clip_range_of_the_other_kind_is_warned_about(tmp_path, capsys):
 def test_the_penalty_in_the_reward_needs_undivided_advantages(tmp_path):
     with pytest.raises(RecipeError, match=r'use advantage.std = "none"'):
         tiny_config(tmp_path, objective__kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"})
+
+
+def test_a_signal_in_a_reward_is_no_failure_of_the_reward(tmp_path):
+    reward = {"type": "function", "function": f"{values(tmp_path)['rewards'][0]['function'].partition(':')[0]}:stops"}
+    with pytest.raises(Interrupted):
+        train(tiny_config(tmp_path, rewards=[reward | {"on_error": "abstain"}]))
+    assert not (tmp_path / "tiny" / "metrics.jsonl").exists()
+
+
+def test_a_loss_that_is_not_finite_is_skipped_counted_and_recorded_as_null(tmp_path, monkeypatch):
+    wanted = update_module._accumulate
+
+    def once(policy, part, micro, old_T, config, out):
+        loss = wanted(policy, part, micro, old_T, config, out)
+        if policy.version == 0:
+            next(iter(policy.trainable.values())).grad.fill_(float("inf"))
+            return float("inf")
+        return loss
+
+    monkeypatch.setattr(update_module, "_accumulate", once)
+    with pytest.raises(TrainingError, match="3 updates in a row"):
+        train(tiny_config(tmp_path, training__minibatches=2))
+    (first,) = rows(tmp_path / "tiny")
+    assert first["objective/loss"] is None and first["update/grad_norm"] is None
+    assert first["update/skipped"] == 2 and first["update/updates"] == 0
+
+
+def test_no_step_is_charged_for_the_evaluation_before_training(tmp_path):
+    first = rows(train(tiny_config(tmp_path, evaluation=EVALUATION)))[1]
+    assert first["time/evaluate_s"] == 0.0
