@@ -26,6 +26,8 @@ def group_advantages(
     """
     if len(rewards) < 2:
         raise ValueError(f"a group of {len(rewards)} has no baseline: advantages need at least 2 responses to a prompt")
+    if baseline not in ("mean", "leave_one_out") or std not in ("sample", "population", "none"):
+        raise ValueError(f"unknown baseline {baseline!r} or std {std!r}: see the signature")
     known = [r for r in rewards if r is not None]
     if not all(math.isfinite(r) for r in known):
         raise ValueError(f"rewards must be finite, got {known}")

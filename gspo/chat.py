@@ -26,13 +26,11 @@ def encode(tokenizer: Any, prompt: Conversation | str) -> list[int]:
     """
     if isinstance(prompt, str):
         return _ids(tokenizer, prompt, add_special_tokens=True)
-    import jinja2
-
     if not tokenizer.chat_template:
         raise ChatError('the tokenizer has no chat template: set format = "text" in the prompt source')
     try:
         text = tokenizer.apply_chat_template([dict(m) for m in prompt], add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError as error:
+    except Exception as error:  # a template is a program from the model's maker: it can fail in any way
         raise EncodeError(f"the chat template refuses the chat: {error}") from error
     return _ids(tokenizer, text, add_special_tokens=False)  # the template has put them in
 

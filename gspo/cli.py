@@ -13,6 +13,8 @@ SETTINGS = "Any setting of the recipe can be given as --table.key VALUE, e.g. --
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error said in a sentence, 128 + n after signal n."""
     parser = _parser()
+    if any(not word.strip() for word in (sys.argv[1:] if words is None else words)):
+        parser.error("an empty word on the command line: leave it out")
     options, overrides = parser.parse_known_args(words)
     if overrides and options.command == "report":
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
@@ -106,6 +108,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .evaluation.evaluate import EvaluationError
     from .functions import FunctionError
     from .recipe import RecipeError
+    from .reporting.records import RecordsError
     from .reporting.trackers import TrackerMissing
     from .rewards import RewardError
     from .rollout.engine import EngineError
@@ -114,8 +117,8 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .training.policy import ModelError
 
     return (
-        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FunctionError, ModelError,
-        RecipeError, RewardError, TrackerMissing, TrainingError,
+        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FunctionError, ModelError, OSError,
+        RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
     )  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 import time
 from collections import defaultdict
@@ -35,6 +37,10 @@ PACKAGES = (
 FREE_ON_RESUME = ("training.steps", "checkpoint", "tracking", "output")
 """Settings that may differ between a run and its continuation: how far it goes and what is kept, not what it is. The
 number of steps only under a constant learning rate: other schedules depend on it from the start."""
+
+
+_LOCKS: set[Path] = set()
+"""Folders that this process holds; the operating system frees them when it ends, however it ends."""
 
 
 class Clock:
@@ -73,7 +79,10 @@ def open_folder(config: Config, *, resume: bool) -> Path:
             f"{folder} holds a run already: continue it with --resume, or choose another name, e.g. --name {config.name}-2"
         )
     if stored.exists():
-        old = json.loads(stored.read_text())
+        try:
+            old = dict(json.loads(stored.read_text()))
+        except (ValueError, TypeError) as error:
+            raise RecipeError(f"{stored}: is damaged ({error}): choose another --name, or mend it") from error
         free = FREE_ON_RESUME if config.training.schedule == "constant" else FREE_ON_RESUME[1:]
         changed = [d for d in differences(old, settings) if not any(f"{d}.".startswith(f"{f}.") for f in free)]
         if changed:
@@ -82,9 +91,23 @@ def open_folder(config: Config, *, resume: bool) -> Path:
                 "set them back, or choose another --name"
             )
     folder.mkdir(parents=True, exist_ok=True)
+    _lock(folder)
     stored.write_text(json.dumps(settings, indent=1) + "\n")
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
     return folder
+
+
+def _lock(folder: Path) -> None:
+    """Keep other processes out of the folder until this one ends. Not covered: network file systems without locks."""
+    if folder in _LOCKS:
+        return
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RecipeError(f"{folder}: another process is at work there: wait for it, or choose another --name") from None
+    _LOCKS.add(folder)
 
 
 def resolved(config: Config) -> dict[str, Any]:
@@ -113,6 +136,10 @@ def newest_checkpoint(folder: Path, *, resume: bool, say: Callable[[str], None])
     if not resume:
         return None
     found = checkpoint.newest(folder / "checkpoints", say)
+    if found is None and any((folder / "checkpoints").glob("step-*")):
+        raise checkpoint.CheckpointError(
+            f"{folder / 'checkpoints'}: none is whole, and starting anew would delete the records: choose another --name"
+        )
     if found is None and (folder / "metrics.jsonl").exists():
         say(f"{folder} has no whole checkpoint: starting from the beginning")
     return found

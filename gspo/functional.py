@@ -43,6 +43,9 @@ def policy_loss(
     num_rows, length = logp_BL.shape
     if advantage.shape not in ((num_rows,), (num_rows, length)):
         raise ValueError(f"advantage must be [{num_rows}] or [{num_rows}, {length}], got {tuple(advantage.shape)}")
+    for name, count in (("global_sequences", global_sequences), ("global_tokens", global_tokens)):
+        if count is not None and not count > 0:
+            raise ValueError(f"{name} must be positive, got {count}")
     algorithm = OBJECTIVES[objective]
     band = Clip(*clip) if clip else algorithm.clip
     if not (0 <= band.low < 1 and 0 <= band.high < float("inf")):

@@ -24,16 +24,15 @@ from .reporting.records import RunRecords
 from .reporting.rollouts import reward_metrics, rollout_metrics, sample_lines
 from .reporting.terminal import Terminal
 from .reporting.trackers import Trackers, open_trackers
-from .rewards import Built, build, score
+from .rewards import Built, RewardError, build, score
 from .rollout.collect import collect
-from .rollout.engine import Engine, sample_seed
+from .rollout.engine import Engine, EngineError, sample_seed
 from .rollout.transformers import TransformersEngine
 from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.diagnosis import by_sample, mismatch_metrics, ratio_metrics, reference_kl
 from .training.flops import FlopCounter, peak_flops
 from .training.optimizer import Optimizer
-from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length
 from .training.reference import ReferenceScore, open_reference
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches
@@ -118,7 +117,7 @@ class Run:
         ]
         if not trajectories:
             why = next(part.why for s in groups[0] for part in s.parts.values() if part.value is None)
-            raise TrainingError(f"the rewards abstained on every sample of step {self.step + 1}, e.g. because {why}")
+            raise RewardError(f"the rewards abstained on every sample of step {self.step + 1}, e.g. because {why}")
         seed = sample_seed(config.seed, self.step + 1, "minibatches", 0)
         return advantages, pack_minibatches(trajectories, config, seed=seed, device=self.policy.device)
 
@@ -222,6 +221,12 @@ class Run:
             checkpoint.save(self.folder / "checkpoints", self.policy, self.optimizer, state, step=self.step, keep=keep)
         self.saved_at = self.step
 
+    def save_progress(self) -> None:
+        """Write a checkpoint if steps were taken since the last."""
+        if self.saved_at < self.step:
+            self.save()
+            self.terminal.note(f"saved at step {self.step}")
+
     def restore(self, found: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint."""
         found.restore(self.optimizer)
@@ -275,9 +280,11 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
         run.clock.take()  # what came before belongs to no step
         try:
             yield run
+        except (RewardError, EngineError):  # before any weight of the step moved
+            run.save_progress()
+            raise
         except Interrupted:
-            if run.saved_at < run.step:
-                run.save()
+            run.save_progress()
             done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
             terminal.note(f"{done}; go on with --resume")
             raise

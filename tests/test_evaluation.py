@@ -48,10 +48,10 @@ def test_scores_are_means_over_prompts_with_intervals():
 
 def test_abstentions_that_leave_a_score_undefined_are_an_error():
     groups = [scored([1.0, None], 0), scored([None, None], 7)]
-    with pytest.raises(EvaluationError, match=r"pass@1 is undefined: row 7"):
-        summarise(groups, settings(samples=2), solved_at=1.0)
-    metrics = summarise(groups[:1], settings(samples=2), solved_at=1.0).metrics
-    assert metrics["evaluation/abstained"] == 1 and metrics["evaluation/pass@1"] == 1.0
+    with pytest.raises(EvaluationError, match=r"pass@2 is undefined"):
+        summarise(groups, settings(samples=2, pass_at=[2]), solved_at=1.0)
+    metrics = summarise(groups, settings(samples=2), solved_at=1.0).metrics
+    assert metrics["evaluation/abstained"] == 3 and metrics["evaluation/pass@1"] == 1.0  # over the one scored prompt
 
 
 def test_every_evaluation_prompt_has_random_numbers_of_its_own():

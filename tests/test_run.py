@@ -87,7 +87,7 @@ def test_a_broken_reward_stops_the_run_by_name_or_abstains(tmp_path):
     with pytest.raises(RewardError, match=r"broken.*s1/e0-r\d+/0|s1/e0-r\d+/0.*broken"):
         train(tiny_config(tmp_path, rewards=[reward]))
     # Nothing left to train on is no silent no-op either.
-    with pytest.raises(TrainingError, match=r"abstained on every sample of step 1.*the verifier is down"):
+    with pytest.raises(RewardError, match=r"abstained on every sample of step 1.*the verifier is down"):
         train(tiny_config(tmp_path, name="abstain", rewards=[reward | {"on_error": "abstain"}]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -52,7 +52,7 @@ class LoraConfig(Section):
     """Rank of each update. 16 is peft users' common choice."""
     alpha: int = Field(default=32, gt=0)
     """Scale numerator: the update is scaled by alpha / rank. Twice the rank, as is common."""
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    target_modules: Annotated[list[str], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter. Every linear layer but the output matrix."""
 
 

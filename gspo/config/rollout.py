@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .section import Section
 
@@ -23,6 +23,13 @@ class SamplingConfig(Section):
     """Drop tokens less likely than this share of the likeliest; 0 is off. In training it must be off."""
     max_response_tokens: int = Field(gt=0)
     """Longest response, the end-of-sequence token included. No default: tasks differ by orders of magnitude."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _zero_or_divisible_by(cls, temperature: float) -> float:
+        if 0 < temperature < 1e-3:
+            raise ValueError(f"{temperature:g} is too small to divide by: use 0 for the likeliest token, or 0.001 and more")
+        return temperature
 
     @property
     def truncated_support(self) -> bool:

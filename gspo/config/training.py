@@ -14,7 +14,7 @@ from .sources import Source
 class KLConfig(Section):
     """A penalty for leaving a reference policy: the policy as it was when training started."""
 
-    coefficient: float = Field(gt=0)
+    coefficient: float = Field(gt=0, le=1e6)
     """Factor of the penalty."""
     estimator: Literal["k1", "k2", "k3"]
     """With d = log pi - log pi_ref: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d. No default: the choice matters."""
@@ -30,7 +30,7 @@ class ObjectiveConfig(Section):
     """gspo clips one ratio a sequence; the others are described in docs/objectives.md."""
     clip_low: float | None = Field(default=None, gt=0, lt=1)
     """The ratio is clipped below 1 - clip_low. None takes the objective's own: 3e-4 for gspo, 0.2 for grpo."""
-    clip_high: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0, le=1e6)
     """The ratio is clipped above 1 + clip_high. None takes the objective's own: 4e-4 for gspo, 0.2 for grpo."""
     kl: KLConfig | None = None
     """Penalty for leaving the reference policy. Off: verifiable rewards need no leash, and it costs a forward pass."""

@@ -165,10 +165,14 @@ def _python(source: PythonSource) -> list[Row]:
         check_arguments(function, source.function, parameters=source.parameters)
     except FunctionError as error:
         raise DataError(str(error)) from error
-    rows = function(**source.parameters)
-    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
+    try:
+        rows = function(**source.parameters)
+        if isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
+            rows = list(islice(rows, source.limit))
+    except Exception as error:  # the function is the user's own: say whose failure it is
+        raise DataError(f"{source.function}: failed with {type(error).__name__}: {_first_line(error)}") from error
+    if not isinstance(rows, list):
         raise DataError(f"{source.function}: returned a {type(rows).__name__}; it must return an iterable of dicts")
-    rows = list(islice(rows, source.limit))
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
             raise DataError(f"{source.function}: row {number} is a {type(row).__name__}, not a dict of named columns")

@@ -59,6 +59,8 @@ def find_model(folder: Path) -> Path:
     for checkpoints in (folder / "checkpoints", folder / "cold_start" / "checkpoints"):
         if found := checkpoint.newest(checkpoints, print):
             return found.model
+        if any(checkpoints.glob("step-*")):
+            raise RecipeError(f"{checkpoints}: holds no whole checkpoint")
     if not (folder / "tokenizer_config.json").exists():
         raise RecipeError(f"{folder}: holds neither a whole checkpoint nor a model with its tokenizer")
     return folder

@@ -42,7 +42,7 @@ def evaluate(
 ) -> Evaluated:
     """Sample, score and summarise. Seeds depend on config.seed and the row alone, so that every evaluation is alike.
 
-    Raises EvaluationError where abstentions leave a prompt with fewer than k samples for a pass@k.
+    Raises EvaluationError where abstentions leave no prompt with k samples for a pass@k.
     """
     groups = collect(
         engine, prompts, config, tokenizer, group_size=config.samples, seed=config.seed, step=0, progress=progress
@@ -53,16 +53,20 @@ def evaluate(
 
 
 def summarise(groups: list[list[Scored]], config: EvaluationConfig, *, solved_at: float) -> Evaluated:
-    """Mean pass@1, the unbiased pass@k, and their 95% intervals over prompts, from scored groups."""
+    """Mean pass@1, the unbiased pass@k, and their 95% intervals over prompts, from scored groups.
+
+    A prompt with fewer than k scored samples takes no part in pass@k; abstentions are counted beside the scores.
+    """
     known = [[s.total for s in group if s.total is not None] for group in groups]
     metrics: Metrics = {}
     for k in config.pass_at:
-        if short := [g[0].sample.prompt for g, rewards in zip(groups, known, strict=True) if len(rewards) < k]:
+        enough = [rewards for rewards in known if len(rewards) >= k]
+        if not enough:
             raise EvaluationError(
-                f"pass@{k} is undefined: row {short[0].row} and {len(short) - 1} others have fewer than {k} scored "
-                "samples, as verifiers abstained; mend the verifier, or raise evaluation.samples"
+                f"pass@{k} is undefined: verifiers abstained until no prompt had {k} scored samples; mend the verifier, or "
+                "raise evaluation.samples"
             )
-        interval = mean_interval([pass_at_k(len(r), sum(x >= solved_at for x in r), k) for r in known])
+        interval = mean_interval([pass_at_k(len(r), sum(x >= solved_at for x in r), k) for r in enough])
         metrics |= {
             f"evaluation/pass@{k}": interval.mean,
             f"evaluation/pass@{k}_low": interval.low,

@@ -13,6 +13,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 
+class RecordsError(ValueError):
+    """Records that are damaged; the message names file and line."""
+
+
 class RunRecords:
     """Writes the records of one run, and cuts them back where a run resumes from an earlier step.
 
@@ -75,7 +79,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     rows = _read_lines(path, torn_end=True)
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("step"), int):
-            raise ValueError(f"{path}, line {number}: has no step")
+            raise RecordsError(f"{path}, line {number}: has no step")
     return rows
 
 
@@ -134,7 +138,7 @@ def _read_lines(path: Path, *, torn_end: bool) -> list[dict[str, Any]]:
             rows.append(_object(raw))
         except ValueError as error:
             if not (torn_end and number == lines[-1][0]):
-                raise ValueError(f"{path}, line {number}: {error}") from None
+                raise RecordsError(f"{path}, line {number}: {error}") from None
     return rows
 
 

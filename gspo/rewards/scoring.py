@@ -13,6 +13,9 @@ from typing import Any
 from ..types import Sample, Score, Scored
 from .verifier import Built, RewardError, quoted, reason
 
+LARGEST = 1e30
+"""Largest reward taken: squares and sums of what is beyond it leave the range of floats."""
+
 NUM_SHOWN = 8
 
 Call = tuple[Built, Sequence[Sample]]
@@ -75,7 +78,9 @@ def _run(calls: Sequence[Call]) -> Iterable[tuple[Call, Any]]:
 def _outcome(call: Call) -> Any:
     b, samples = call
     try:
-        return b.function(samples)
+        return b.function(list(samples))  # its own list, to do with as it likes
+    except SystemExit as error:
+        raise RewardError(f"reward {b.name} tried to end the process ({error!r}) on {_ids(samples)}") from error
     except Exception as error:  # not ours: what it means is the recipe's on_error
         return error
 
@@ -122,8 +127,11 @@ def _one(b: Built, sample: Sample, verdict: Any) -> Score:
             f"reward {b.name} gave sample {sample.id} a {type(given.value).__name__} ({quoted(given.value)}), "
             "not a number, a Score or None"
         )
-    if not math.isfinite(value):
-        raise RewardError(f"reward {b.name} gave sample {sample.id} the value {value}: a reward must be finite")
+    if not math.isfinite(value) or abs(value) > LARGEST:
+        raise RewardError(
+            f"reward {b.name} gave sample {sample.id} the value {value}: "
+            f"a reward must be finite and at most {LARGEST:g} in size"
+        )
     return Score(value, given.why)
 
 
@@ -134,7 +142,10 @@ def _number(value: Any) -> float | None:
             value = value.item()
         except (ValueError, RuntimeError):  # more than one element
             return None
-    return float(value) if isinstance(value, numbers.Real) else None
+    try:
+        return float(value) if isinstance(value, numbers.Real) else None
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf
 
 
 def _ids(samples: Sequence[Sample]) -> str:

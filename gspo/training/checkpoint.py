@@ -117,7 +117,10 @@ def load(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{name} has {path.stat().st_size} bytes instead of {size}")
         if _sha256(path) != sha256:
             raise CheckpointError(f"{name} does not have its recorded hash")
-    return Checkpoint(folder, json.loads((folder / "state.json").read_text()))
+    state = json.loads((folder / "state.json").read_text())
+    if not isinstance(state, dict) or not {"step", "random"} <= state.keys():
+        raise CheckpointError("state.json lacks the step or the random states")
+    return Checkpoint(folder, state)
 
 
 def _folders(folder: Path) -> list[Path]:

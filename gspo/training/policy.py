@@ -181,11 +181,24 @@ def _from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
             f"model {path}: holds an adapter, not a whole model: merge it first (a checkpoint's model/ is merged)"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype), use_safetensors=True, **code)
-        return model, AutoTokenizer.from_pretrained(path, **code)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"model {path}: cannot be loaded as a causal language model: {first}") from error
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **code
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(path, **code)
+    except Exception as error:  # whatever a broken or foreign folder makes the libraries raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"model {path}: cannot be loaded as a causal language model with its tokenizer: {first}"
+        ) from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"model {path}: lacks weights that would start at random, e.g. {missing[0]}: mend the folder")
+    largest = max(tokenizer.get_vocab().values())
+    if (rows := model.get_input_embeddings().weight.shape[0]) <= largest:
+        raise ModelError(
+            f"model {path}: has {rows} token embeddings, but its tokenizer's ids go up to {largest}: they do not fit"
+        )
+    return model, tokenizer
 
 
 def _clear_generation_settings(model: Any) -> None:
@@ -222,7 +235,15 @@ def _add_lora(model: Any, config: LoraConfig) -> Any:
     peft_config = PeftConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
-    return get_peft_model(model, peft_config, autocast_adapter_dtype=False)
+    outer = (model.get_input_embeddings(), model.get_output_embeddings())
+    try:
+        adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
+        _merged_weights(model)  # every adapter must be one that a checkpoint can merge
+    except Exception as error:  # peft's own kinds of refusal are many
+        raise ModelError(f"model.lora: target_modules = {targets!r} do not fit this model: {error}") from error
+    if outer != (model.get_input_embeddings(), model.get_output_embeddings()):
+        raise ModelError("model.lora: adapters on the embeddings or the output matrix are not handled: leave them out")
+    return adapter
 
 
 def _merged_weights(model: Any) -> dict[str, Tensor]:
