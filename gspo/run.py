@@ -144,11 +144,11 @@ class Run:
         return self.step == self.config.training.steps or (config.every > 0 and self.step % config.every == 0)
 
     def evaluate(self) -> Metrics:
-        """`evaluation/`: the policy on the held-out prompts."""
+        """`evaluation/`: the policy on the held-out prompts, and the samples written."""
         config = self.config.evaluation
         assert config is not None
         with self.clock("evaluate"), self.terminal.generation(len(self.evaluation) * config.samples) as progress:
-            return evaluate(
+            done = evaluate(
                 self.engine,
                 self.evaluation,
                 self.rewards,
@@ -156,7 +156,10 @@ class Run:
                 self.policy.tokenizer,
                 solved_at=self.config.solved_at,
                 progress=progress,
-            ).metrics
+            )
+        untrained: Advantages = [[None] * len(group) for group in done.groups]
+        self.records.write_samples(self.step, sample_lines(done.groups, untrained, {}, step=self.step), "evaluation")
+        return done.metrics
 
     def measure(
         self, groups: Groups, advantages: Advantages, minibatches: Sequence[Minibatch], updated: Updated

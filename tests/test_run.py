@@ -64,6 +64,8 @@ def test_every_step_logs_exactly_the_metrics_of_the_table(tmp_path, changes):
     assert (run / "report.html").stat().st_size > 10_000
     samples = [json.loads(line) for line in (run / "samples" / "step-000003.jsonl").read_text().splitlines()]
     assert len(samples) == 16 and len({s["seed"] for s in samples}) == 16
+    held_out = [json.loads(line) for line in (run / "evaluation" / "step-000003.jsonl").read_text().splitlines()]
+    assert len(held_out) == 24 and all(s["parts"] and s["advantage"] is None for s in held_out)
     assert {s["weight_version"] for s in samples} == {4}  # two steps of two minibatches came before
 
 

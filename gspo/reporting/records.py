@@ -1,4 +1,5 @@
-"""A run's records on disk: metrics.jsonl, a line a step, and samples/step-000012.jsonl, a line a response."""
+"""A run's records on disk: metrics.jsonl, a line a step, and a line a response in samples/step-000012.jsonl (training) and
+evaluation/step-000012.jsonl."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
+
+Kind = Literal["samples", "evaluation"]
+"""Folder of a samples file: of training, or of evaluation."""
 
 
 class RecordsError(ValueError):
@@ -41,12 +45,12 @@ class RunRecords:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> Path:
+    def write_samples(self, step: int, samples: Iterable[Mapping[str, Any]], kind: Kind = "samples") -> Path:
         """Write the samples of one step, replacing any of the same step; written beside and renamed, so never half.
 
         Raises ValueError or TypeError as `append` does. Returns the file.
         """
-        path = _samples_path(self.folder, step)
+        path = _samples_path(self.folder, step, kind)
         path.parent.mkdir(exist_ok=True)
         lines = [_line(s, f"sample {s.get('id', i)}") for i, s in enumerate(samples)]
         _replace(path, "".join(lines))
@@ -57,8 +61,9 @@ class RunRecords:
         if self._metrics.exists():
             rows = [row for row in read_metrics(self.folder) if row["step"] <= step]
             _replace(self._metrics, "".join(_line(row, "metrics") for row in rows))
-        for later in (s for s in sample_steps(self.folder) if s > step):
-            _samples_path(self.folder, later).unlink()
+        for kind in get_args(Kind):
+            for later in (s for s in sample_steps(self.folder, kind) if s > step):
+                _samples_path(self.folder, later, kind).unlink()
 
     def _refuse_torn_end(self) -> None:
         if not self._checked and self._metrics.exists():
@@ -91,14 +96,14 @@ def read_samples(folder: str | Path, step: int) -> list[dict[str, Any]]:
     return _read_lines(path, torn_end=False)
 
 
-def sample_steps(folder: str | Path) -> list[int]:
+def sample_steps(folder: str | Path, kind: Kind = "samples") -> list[int]:
     """Steps that have a file of samples, ascending."""
-    names = (re.fullmatch(r"step-(\d+)\.jsonl", p.name) for p in (Path(folder) / "samples").glob("step-*.jsonl"))
+    names = (re.fullmatch(r"step-(\d+)\.jsonl", p.name) for p in (Path(folder) / kind).glob("step-*.jsonl"))
     return sorted(int(match[1]) for match in names if match)
 
 
-def _samples_path(folder: Path, step: int) -> Path:
-    return folder / "samples" / f"step-{step:06d}.jsonl"
+def _samples_path(folder: Path, step: int, kind: Kind = "samples") -> Path:
+    return folder / kind / f"step-{step:06d}.jsonl"
 
 
 def _replace(path: Path, text: str) -> None:
