@@ -30,12 +30,12 @@ from .rollout.engine import Engine, EngineError, sample_seed
 from .rollout.transformers import TransformersEngine
 from .signals import Interrupted, Signals
 from .training import checkpoint
-from .training.diagnosis import by_sample, mismatch_metrics, ratio_metrics, reference_kl
+from .training.diagnosis import by_sample, correction_metrics, mismatch_metrics, ratio_metrics, reference_kl
 from .training.flops import FlopCounter, peak_flops
 from .training.optimizer import Optimizer
 from .training.policy import Policy, load_policy, require_length
 from .training.reference import ReferenceScore, open_reference
-from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches
+from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, why_recomputed
 from .types import Metrics, Prompt, Sample, Scored, Trajectory
 
 Groups = list[list[Scored]]
@@ -68,6 +68,8 @@ class Run:
     """Updates left out."""
     saved_at: int = 0
     """Step of the newest checkpoint."""
+    told: set[bool] = field(default_factory=set)
+    """Of the two reasons to recompute old log-probabilities, those told: True where a mismatch was measured."""
 
     def __post_init__(self) -> None:
         self.flops = FlopCounter(self.policy)
@@ -165,6 +167,7 @@ class Run:
         self, groups: Groups, advantages: Advantages, minibatches: Sequence[Minibatch], updated: Updated
     ) -> Metrics:
         """All metrics of the step, and its samples written."""
+        self._tell_once(updated)
         lines = sample_lines(groups, advantages, by_sample(updated.ratios), step=self.step)
         self.records.write_samples(self.step, lines)
         times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
@@ -176,6 +179,7 @@ class Run:
             **rollout_metrics(groups, seconds=times["time/collect_s"]),
             **ratio_metrics(updated.ratios),
             **mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
+            **correction_metrics(updated.ratios, on=self.config.rollout.correction is not None),
             **reference_kl(updated.ratios),
             **updated.metrics(),
             "update/updates": self.optimizer.updates,
@@ -187,6 +191,13 @@ class Run:
             **times,
             **self._system(groups, minibatches, updated, times["time/step_s"]),
         }
+
+    def _tell_once(self, updated: Updated) -> None:
+        """Why old log-probabilities are recomputed, at the first step where they are."""
+        why, measured = why_recomputed(updated, self.config), updated.mismatch is not None
+        if why is not None and measured not in self.told:
+            self.told.add(measured)
+            self.terminal.note(why)
 
     def _system(self, groups: Groups, minibatches: Sequence[Minibatch], updated: Updated, seconds: float) -> Metrics:
         samples = [s.sample for group in groups for s in group]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo.reporting.names import HISTOGRAM, QUANTILES
+from gspo.reporting.names import HISTOGRAM, LENGTHS, QUANTILES
 from gspo.reporting.records import RunRecords
 
 NASTY = (
@@ -36,6 +36,7 @@ def step_row(step, steps, rng):
     tokens = quantiles(rng, 0.0, 0.06 + 0.05 * done)
     collect, update = 0.2 + rng.gamma(4, 0.01), 0.15 + rng.gamma(4, 0.005)
     save = 0.3 if step % 20 == 0 else 0.0
+    held = [5 <= i <= 9 for i in range(len(LENGTHS) + 1)]  # responses of 17 to 512 tokens
     counts = rng.multinomial(256, np.full(len(HISTOGRAM) + 1, 1 / (len(HISTOGRAM) + 1))).tolist()
     return {
         "step": step,
@@ -84,7 +85,13 @@ def step_row(step, steps, rng):
         "mismatch/largest_log_ratio": abs(rng.normal(5e-6, 1e-6)),
         "mismatch/sequence_mean": 1.0,
         "mismatch/sequence_std": 1e-7,
+        "mismatch/sequence_mean_by_length": [1 + rng.normal(0, 2e-5) if on else None for on in held],
+        "mismatch/sequence_std_by_length": [2e-3 / 2 ** (i / 2) if on and i < 9 else None for i, on in enumerate(held)],
+        "mismatch/sequences_by_length": [(1 if i == 9 else 15) * on for i, on in enumerate(held)],
         "mismatch/decisions_differ": int(rng.poisson(0.2)),
+        "mismatch/decisions": 61,
+        "mismatch/size": 1e-7,
+        "mismatch/threshold": 3e-5,
         "mismatch/recomputed": 0,
         "time/collect_s": collect,
         "time/score_s": 0.01,

@@ -13,7 +13,7 @@ from rich.console import Console
 from synthetic_run import NASTY, evaluation, step_row
 
 from gspo.config import TrackingConfig
-from gspo.reporting.names import HISTOGRAM, METRICS, QUANTILES, table_key
+from gspo.reporting.names import HISTOGRAM, LENGTHS, METRICS, QUANTILES, table_key
 from gspo.reporting.records import RunRecords, read_metrics, read_samples, sample_steps
 from gspo.reporting.terminal import Terminal
 from gspo.reporting.text import visible
@@ -25,7 +25,7 @@ from gspo.reporting.trackers import TrackerMissing, open_trackers, scalars
 def test_every_key_of_a_step_falls_under_one_of_the_table():
     rng = np.random.default_rng(0)
     logged = {table_key(key) for key in step_row(1, 10, rng) | evaluation(0.5, rng)}
-    assert logged == set(METRICS) - {"kl/reference", "cold_start/loss"}
+    assert logged == {key for key in METRICS if not key.startswith(("kl/", "cold_start/", "correction/"))}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,13 @@ def test_lists_become_named_scalars_and_histograms_stay_home():
     assert out["ratio/token_quantiles/q1"] == 8.0
     assert out["clip/token_by_minibatch/2"] == 0.5
     assert len(out) == 1 + 9 + 2
+
+
+def test_lists_by_length_are_named_by_the_longest_response_of_the_bin():
+    values = [None] * 4 + [0.5] + [None] * (len(LENGTHS) - 4)
+    assert scalars({"step": 1, "mismatch/sequence_std_by_length": values}) == {"mismatch/sequence_std_by_length/16": 0.5}
+    last = scalars({"step": 1, "mismatch/sequence_std_by_length": [None] * len(LENGTHS) + [0.25]})
+    assert last == {"mismatch/sequence_std_by_length/longer": 0.25}
 
 
 def test_no_tracker_imports_nothing(tmp_path):

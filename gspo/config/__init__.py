@@ -25,7 +25,7 @@ from .rewards import (
     RewardConfig,
     reward_name,
 )
-from .rollout import RolloutConfig, SamplingConfig
+from .rollout import CorrectionConfig, RolloutConfig, SamplingConfig
 from .section import Section, either, nearest
 from .sources import DatasetSource, JsonlSource, ParquetSource, PythonSource, ReasoningGymSource, Source, SourceConfig
 from .training import (
@@ -45,6 +45,7 @@ __all__ = [
     "CheckpointConfig",
     "ColdStartConfig",
     "Config",
+    "CorrectionConfig",
     "CreateConfig",
     "DatasetSource",
     "EvaluationConfig",
@@ -174,6 +175,16 @@ class Config(Section):
                 f'objective.kl.place = "reward" with advantage.std = "{self.advantage.std}": where the rewards of a group '
                 "are equal, dividing by their deviation blows a penalty of rounding size up to advantages of 1: "
                 'use advantage.std = "none", or objective.kl.place = "loss"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_fit_the_objective(self) -> Self:
+        correction = self.rollout.correction
+        if correction is not None and correction.level == "token" and self.objective.name == "gspo":
+            raise ValueError(
+                'rollout.correction.level = "token" with objective.name = "gspo": it weighs one advantage a sequence; '
+                'use level = "sequence_mean" or "sequence_product", or objective.name = "gspo_token", "grpo" or "dapo"'
             )
         return self
 

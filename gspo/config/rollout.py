@@ -37,6 +37,34 @@ class SamplingConfig(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+class CorrectionConfig(Section):
+    """Weights between the trainer's old policy and the engine that sampled, on the advantages. docs/objectives.md has the
+    formulas."""
+
+    level: Literal["token", "sequence_product", "sequence_mean"]
+    """With d = log p(trainer) - log p(engine): `token`: exp(d) of each token. `sequence_product`: exp(sum of d), the plain
+    weight of a whole response, which runs off with its length. `sequence_mean`: exp(mean of d), length-normalised. No
+    default: the choice matters."""
+    mode: Literal["truncate", "mask"]
+    """`truncate`: a weight above high becomes high. `mask`: one outside [low, high] becomes 0, so that the token or
+    response teaches nothing; it still counts in the averages. No default: the choice matters."""
+    high: float = Field(ge=1)
+    """Largest weight. Not below 1, the weight where both agree. No default: 2 is usual for the first two levels, while
+    sequence_mean stays as near to 1 as s does, say 1.001."""
+    low: float | None = Field(default=None, ge=0, le=1)
+    """Smallest weight that `mask` keeps, which needs it; 0 masks none from below. `truncate` has no lower bound."""
+
+    @model_validator(mode="after")
+    def _bounds_of_the_mode(self) -> Self:
+        if self.mode == "truncate" and self.low is not None:
+            raise ValueError(f'low = {self.low:g} is for mode = "mask" alone: leave it out, or use mode = "mask"')
+        if self.mode == "mask" and self.low is None:
+            raise ValueError('mode = "mask" needs low, the smallest weight that is kept, e.g. low = 0.5')
+        if self.low is not None and self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be smaller than high = {self.high:g}")
+        return self
+
+
 class RolloutConfig(SamplingConfig):
     """How the old policy samples."""
 
@@ -54,6 +82,18 @@ class RolloutConfig(SamplingConfig):
     """Whose log-probabilities stand below the ratio. `engine`: those of sampling. `trainer`: recomputed before the
     first update, except for the first minibatch, whose own forward pass is at the old policy. `auto`: the engine's
     while their mismatch, measured on the first minibatch, is small beside the clip range, else the trainer's."""
+    correction: CorrectionConfig | None = None
+    """Importance weights for an engine that does not sample exactly from the trainer's policy. Off: they add variance, and
+    where engine and trainer agree they are 1."""
+
+    @model_validator(mode="after")
+    def _correction_has_both_sides(self) -> Self:
+        if self.correction is not None and self.old_logprobs != "trainer":
+            raise ValueError(
+                "correction weighs by the trainer's old log-probabilities, of which "
+                f'old_logprobs = "{self.old_logprobs}" may lack some: use old_logprobs = "trainer", or leave correction out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _same_support(self) -> Self:

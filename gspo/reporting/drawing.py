@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .names import QUANTILES, table_key
+from .names import LENGTHS, QUANTILES, table_key
 from .svg import BAND, EDGE, MUTED, SERIES
 
 if TYPE_CHECKING:
@@ -214,6 +214,76 @@ def largest(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     labels = {"ratio/largest_log_ratio": "largest token |d|", "ratio/sequence_at_largest": "|log s| of its sequence"}
     logs = Run([{"step": row["step"]} | {k: _distance(k, row.get(k)) for k in keys} for row in run.rows])
     log_lines(labels)(axes, logs, keys)
+
+
+def differing(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """Share of the clip decisions compared that the other side's old log-probabilities would change."""
+    differ, compared = "mismatch/decisions_differ", "mismatch/decisions"
+    held = [row for row in run.rows if row.get(compared) and row.get(differ) is not None]
+    shares = Run([{"step": row["step"], differ: row[differ] / row[compared]} for row in held])
+    lines({differ: "share"}, percent=True)(axes, shares, shares.keys([differ]))
+
+
+BY_LENGTH = ("mismatch/sequence_mean_by_length", "mismatch/sequence_std_by_length", "mismatch/sequences_by_length")
+
+
+def pooled_by_length(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean [bins] and standard deviation [bins] of s over all steps, and how many sequences they are of [bins].
+
+    What a bin is too empty for is NaN.
+    """
+    held = [row for row in run.rows if all(row.get(key) is not None for key in BY_LENGTH)]
+    mean, std, num = (np.array([row[key] for row in held], dtype=float).reshape(-1, len(LENGTHS) + 1) for key in BY_LENGTH)
+    mean, std, total = np.nan_to_num(mean), np.nan_to_num(std), num.sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        whole = (num * mean).sum(0) / total
+        squares = ((num - 1).clip(0) * std**2 + num * (mean - whole) ** 2).sum(0)
+        return whole, np.where(total > 1, np.sqrt(squares / (total - 1)), np.nan), total
+
+
+def mismatch_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """Mean of s - 1 with one standard deviation each way by response length, before the clip band; signed-log scale."""
+    mean, std, num = pooled_by_length(run)
+    shown = np.flatnonzero(num)
+    centre, spread = mean[shown] - 1, np.nan_to_num(std[shown])
+    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
+    if run.clip:
+        axes.axhspan(-run.clip[0], run.clip[1], color=BAND, linewidth=0, label="clip band")
+        axes.axhline(-run.clip[0], color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.axhline(run.clip[1], color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.vlines(shown, centre - spread, centre + spread, color=SERIES[0], linewidth=5, alpha=0.35, label="± deviation")
+    axes.plot(shown, centre, "o", color=SERIES[0], markersize=4, label="mean of s - 1")
+    limit = max([1e-3, *np.abs(centre) + spread, *(run.clip or ())]) * 1.3
+    axes.set_ylim(-limit, limit)
+    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
+    axes.yaxis.set_major_formatter(_power)
+    _length_axis(axes, shown)
+
+
+def deviation_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
+    """Standard deviation of s by response length on a log scale, with the narrower clip bound as a line."""
+    std = pooled_by_length(run)[1]
+    shown = np.flatnonzero(std > 0)
+    axes.set_yscale("log")
+    axes.plot(shown, std[shown], "o-", color=SERIES[0], markersize=4, label="deviation of s")
+    if run.clip:
+        axes.axhline(min(run.clip), color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)), label="narrower clip bound")
+    sizes = [*std[shown], *(run.clip or ())] or [1.0]
+    axes.set_ylim(10 ** math.floor(math.log10(min(sizes))), 10 ** math.ceil(math.log10(max(sizes)) + 1e-9))
+    axes.yaxis.set_major_formatter(_power)
+    _length_axis(axes, shown)
+
+
+def _length_axis(axes: Axes, shown: np.ndarray) -> None:
+    """Bins of LENGTHS as places on the x axis, each named by the longest response in it."""
+    from matplotlib.ticker import NullFormatter
+
+    first, last = (int(shown[0]), int(shown[-1])) if len(shown) else (0, 1)
+    places = range(first, last + 1, 1 + (last - first) // 7)
+    names = [f"{n // 1024}k" if n >= 1024 else str(n) for n in LENGTHS] + ["more"]
+    axes.set_xlim(first - 0.5, last + 0.5)
+    axes.set_xticks(list(places), [f"≤{names[i]}" if i < len(LENGTHS) else names[i] for i in places])
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _distance(key: str, value: float | None) -> float | None:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from .drawing import Draw, Run, largest, lines, log_lines, quantiles, rewards, seconds
+from .drawing import (
+    BY_LENGTH,
+    Draw,
+    Run,
+    deviation_by_length,
+    differing,
+    largest,
+    lines,
+    log_lines,
+    mismatch_by_length,
+    quantiles,
+    rewards,
+    seconds,
+)
 from .svg import figure_svg
 
 if TYPE_CHECKING:
@@ -23,6 +36,8 @@ class Panel:
     """Keys of the table that it is drawn from; those that a run lacks are left out, and named below the figure."""
     draw: Draw
     """What is drawn."""
+    by: Literal["step", "length"] = "step"
+    """What the x axis is: steps, or bins of response lengths, which the drawing itself sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ def _drawn(spec: FigureSpec, run: Run) -> Drawn:
     panels = []
     for number, panel in enumerate(spec.panels):
         if keys := run.keys(panel.needs):
-            alt = f"{spec.title}{': ' if panel.title else ''}{panel.title}, by step"
+            alt = f"{spec.title}{': ' if panel.title else ''}{panel.title}, by {panel.by}"
             svg = figure_svg(f"{spec.name}-{number}", alt, _on_axes(panel, run, keys), beside=len(spec.panels))
             panels.append((panel.title, svg))
     missing = tuple(need for panel in spec.panels for need in panel.needs if not run.keys([need]))
@@ -76,6 +91,8 @@ def _on_axes(panel: Panel, run: Run, keys: Sequence[str]) -> Callable[[Axes], No
         from matplotlib.ticker import MaxNLocator
 
         panel.draw(axes, run, keys)
+        if panel.by == "length":
+            return
         steps = [row["step"] for row in run.rows]
         axes.set_xlim(min(steps), max(max(steps), min(steps) + 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -193,11 +210,23 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
             FigureSpec(
                 "mismatch",
                 "Engine against trainer, same weights",
-                "What numerics alone do to log-probabilities. Zeros lie on the lower edge of log scales.",
+                "What numerics alone do to log-probabilities. Zeros lie on the lower edge of log scales. Decisions are of "
+                "sequences or tokens, as the objective clips; a share near that of clipped ones means that noise decides.",
                 (
                     _panel(log_lines, {"mismatch/k3": "k3", "mismatch/k1": "|k1|"}, "KL estimates, nats a token"),
                     _panel(log_lines, {"mismatch/largest_log_ratio": "largest |d|"}, "Largest difference, nats"),
-                    _panel(lines, {"mismatch/decisions_differ": "sequences"}, "Clip decisions that would differ"),
+                    Panel("Clip decisions that would differ", ("mismatch/decisions",), differing),
+                ),
+            ),
+            FigureSpec(
+                "mismatch-length",
+                "What the mismatch does to s, by response length",
+                "s of engine against trainer with the same weights, over all steps. Bars that leave the "
+                "clip band mean that numerics, not the update, would decide what is clipped. A mean that stays off 0 is a "
+                "bias, which length does not average away. For grpo and dapo the band is one of token ratios.",
+                (
+                    Panel("Mean of s - 1 and deviation", BY_LENGTH, mismatch_by_length, "length"),
+                    Panel("Deviation, log scale", BY_LENGTH, deviation_by_length, "length"),
                 ),
             ),
         ),

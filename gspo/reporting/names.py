@@ -15,6 +15,12 @@ A list of counts has one entry more than there are edges: entry i counts edge[i-
 and last bins are open, and the middle one holds everything within 1e-6 of no change (numpy's and torch's
 `searchsorted` with the left side give the entry)."""
 
+LENGTHS: tuple[int, ...] = tuple(2**power for power in range(17))
+"""Edges of the bins of a `_by_length` list, in tokens of a response: the powers of two from 1 to 65,536.
+
+Such a list has one entry more than there are edges: entry i is of the responses with edge[i-1] < length <= edge[i], and
+the last of all longer ones. What a bin is too empty for is null."""
+
 METRICS: dict[str, str] = {
     "step": "Rollout batches trained on so far; 0 is the evaluation before training.",
     "time": "When the row was written, seconds since 1970.",
@@ -64,8 +70,18 @@ METRICS: dict[str, str] = {
     "mismatch/largest_log_ratio": "Largest absolute difference of one token between engine and trainer, nats.",
     "mismatch/sequence_mean": "Mean of s that the mismatch alone makes, before any update.",
     "mismatch/sequence_std": "Standard deviation of that s.",
+    "mismatch/sequence_mean_by_length": "mismatch/sequence_mean of the responses in each bin of LENGTHS.",
+    "mismatch/sequence_std_by_length": "mismatch/sequence_std of the responses in each bin of LENGTHS.",
+    "mismatch/sequences_by_length": "Sequences that the two lists before were measured on, count in each bin of LENGTHS.",
     "mismatch/decisions_differ": "Clip decisions, in the objective's unit, that the other side would change, count.",
+    "mismatch/decisions": "Clip decisions that were compared for it, count.",
+    "mismatch/size": "Root mean square of (ratio - 1) that the mismatch alone makes, in the objective's unit, on the first "
+    "minibatch; null where that had no sample with a signal.",
+    "mismatch/threshold": "What mismatch/size is compared with: a tenth of the narrower clip bound. "
+    '`rollout.old_logprobs = "auto"` keeps the engine\'s while the size is at most this.',
     "mismatch/recomputed": "1 if later minibatches used the trainer's old log-probabilities, 0 if the engine's.",
+    "correction/weight_mean": "Mean of the weights between trainer and engine as they were used, of tokens or sequences.",
+    "correction/truncated": "Share of those weights that were capped or masked.",
     "time/collect_s": "Sampling responses, seconds.",
     "time/score_s": "Rewards, seconds.",
     "time/pack_s": "Advantages and packing, seconds.",
@@ -91,6 +107,7 @@ METRICS: dict[str, str] = {
 
 ONLY_WHEN: dict[str, str] = {
     "kl/": "there is a reference policy",
+    "correction/": "correction is on",
     "evaluation/": "the step has an evaluation",
     "cold_start/": "the row is one of cold_start/metrics.jsonl",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..config import TrackingConfig
-from .names import QUANTILES
+from .names import LENGTHS, QUANTILES
 
 
 class TrackerMissing(Exception):
@@ -83,7 +83,8 @@ def require_packages(tracking: TrackingConfig) -> None:
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row: quantiles as `key/q0.05`, lists by minibatch as `key/1`, `key/2` and so on.
+    """The numbers of a row: quantiles as `key/q0.05`, lists by length as `key/64` (the bin's longest) and
+    `key/longer`, lists by minibatch as `key/1`, `key/2` and so on.
 
     Left out: step and time (trackers have their own), None, and histograms, which stay in metrics.jsonl alone.
     """
@@ -96,7 +97,8 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
         elif key.endswith("_quantiles"):
             out |= {f"{key}/q{q:g}": float(v) for q, v in zip(QUANTILES, value, strict=True)}
         else:
-            out |= {f"{key}/{i}": float(v) for i, v in enumerate(value, 1) if v is not None}
+            names = (*LENGTHS, "longer") if key.endswith("_by_length") else range(1, len(value) + 1)
+            out |= {f"{key}/{name}": float(v) for name, v in zip(names, value, strict=True) if v is not None}
     return out
 
 

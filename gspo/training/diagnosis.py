@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..objectives import Batch, Clip, Objective, surrogate
-from ..reporting.names import HISTOGRAM, QUANTILES
+from ..reporting.names import HISTOGRAM, LENGTHS, QUANTILES
 from ..types import Metrics
+from .correction import Weights
 
 Unit = Literal["sequence", "token"]
 
@@ -50,6 +51,12 @@ class Ratios:
     """log p(engine) - log p(trainer) at the old policy, where the trainer's old log-probabilities are known."""
     decisions_differ: int
     """Clip decisions (of sequences or tokens, by the objective's unit) that would differ with the other old ones."""
+    decisions: int
+    """Clip decisions that were compared."""
+    weight: Tensor | None
+    """Weights of the correction, [T] or [S] by its level, where it is on."""
+    limited: Tensor | None
+    """bool: that weight was capped or masked."""
 
 
 def observe(
@@ -62,13 +69,14 @@ def observe(
     result: Objective,
     clip: Clip,
     unit: Unit,
+    weights: Weights | None = None,
 ) -> Ratios:
     """Ratios of a micro-batch. engine_T and trainer_T are the old log-probabilities of either side (None: unknown)."""
     logp_T = logp_T.detach()
-    differ = 0
+    differ = compared = 0
     if trainer_T is not None:
         sides = [_clip_decisions(logp_T - old_T, batch, clip, unit) for old_T in (engine_T, trainer_T)]
-        differ = int((sides[0] != sides[1]).sum())
+        differ, compared = int((sides[0] != sides[1]).sum()), len(sides[0])
     gap_T = None if trainer_T is None else engine_T - trainer_T
     reference_T = None if batch.reference_logp_T is None else logp_T - batch.reference_logp_T
     kept = {
@@ -82,9 +90,11 @@ def observe(
         "entropy_T": entropy_T,
         "reference_T": reference_T,
         "engine_gap_T": gap_T,
+        "weight": None if weights is None else weights.weight,
+        "limited": None if weights is None else weights.limited,
     }
     on_cpu = {name: None if x is None else x.detach().cpu() for name, x in kept.items()}
-    return Ratios(ids=ids, unit=unit, decisions_differ=differ, **on_cpu)  # type: ignore[arg-type]
+    return Ratios(ids=ids, unit=unit, decisions_differ=differ, decisions=compared, **on_cpu)  # type: ignore[arg-type]
 
 
 def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -> Tensor:
@@ -95,15 +105,15 @@ def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -
     return batch.sum_S(clipped_T.to(log_s_T.dtype)) > 0
 
 
-def mismatch_size(ratios: Sequence[Ratios], unit: Unit) -> float:
+def mismatch_size(ratios: Sequence[Ratios], unit: Unit) -> float | None:
     """Root mean square of (ratio - 1) that the gap between engine and trainer alone makes, in the objective's unit.
 
-    infinity where nothing was measured.
+    None where nothing was measured.
     """
     gaps = [_gap(r, unit) for r in ratios if r.engine_gap_T is not None]
     if not gaps:
-        return float("inf")
-    return float(torch.cat(gaps).neg().expm1().square().mean().sqrt())
+        return None
+    return float(torch.cat(gaps).double().neg().expm1().square().mean().sqrt())
 
 
 def _gap(r: Ratios, unit: Unit) -> Tensor:
@@ -140,16 +150,31 @@ def mismatch_metrics(minibatches: Sequence[Sequence[Ratios]], *, recomputed: boo
     """`mismatch/`: engine against trainer at the old policy, wherever both are known without an extra pass."""
     known = [r for part in minibatches for r in part if r.engine_gap_T is not None]
     gap_T = _join(known, "engine_gap_T")
-    s_S = torch.cat([_gap(r, "sequence").neg().exp() for r in known]) if known else torch.empty(0)
+    s_S = torch.cat([_gap(r, "sequence").double().neg().exp() for r in known]) if known else torch.empty(0)
+    bin_S = np.searchsorted(LENGTHS, _join(known, "length_S").numpy())
+    by_length = [s_S[bin_S == i] for i in range(len(LENGTHS) + 1)]
     return {
         "mismatch/k1": _mean(gap_T),
         "mismatch/k3": _mean(torch.expm1(-gap_T) + gap_T),
         "mismatch/largest_log_ratio": float(gap_T.abs().max()) if len(gap_T) else None,
         "mismatch/sequence_mean": _mean(s_S),
-        "mismatch/sequence_std": float(s_S.double().std()) if len(s_S) > 1 else None,
+        "mismatch/sequence_std": _std(s_S),
+        "mismatch/sequence_mean_by_length": [_mean(s) for s in by_length],
+        "mismatch/sequence_std_by_length": [_std(s) for s in by_length],
+        "mismatch/sequences_by_length": [len(s) for s in by_length],
         "mismatch/decisions_differ": sum(r.decisions_differ for r in known),
+        "mismatch/decisions": sum(r.decisions for r in known),
         "mismatch/recomputed": int(recomputed),
     }
+
+
+def correction_metrics(minibatches: Sequence[Sequence[Ratios]], *, on: bool) -> Metrics:
+    """`correction/`: the weights between trainer and engine; empty where the correction is off."""
+    if not on:
+        return {}
+    every = [r for part in minibatches for r in part]
+    weight, limited = _join(every, "weight"), _join(every, "limited")
+    return {"correction/weight_mean": _mean(weight), "correction/truncated": _mean(limited)}
 
 
 def by_sample(minibatches: Sequence[Sequence[Ratios]]) -> dict[str, tuple[float, bool]]:
@@ -193,6 +218,10 @@ def _exp(log_ratio: Tensor) -> float:
 
 def _mean(x: Tensor) -> float | None:
     return float(x.double().mean()) if len(x) else None
+
+
+def _std(x: Tensor) -> float | None:
+    return float(x.double().std()) if len(x) > 1 else None
 
 
 def _distribution(name: str, log_ratio: Tensor) -> Metrics:

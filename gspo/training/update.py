@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, pack
+from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, check_finite, pack
 from ..types import Metrics, Trajectory
+from .correction import Weights, correction_weights, weighted
 from .diagnosis import Ratios, mismatch_size, observe
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
@@ -61,11 +62,16 @@ class Updated:
     """Loss of each minibatch."""
     recomputed: bool = False
     """Whether the trainer's old log-probabilities stand below later minibatches' ratios."""
+    mismatch: float | None = None
+    """Engine against trainer on the first minibatch, in the objective's unit: root mean square of (ratio - 1). None where
+    it had no sample with a signal."""
+    threshold: float = 0.0
+    """The largest mismatch with which `auto` keeps the engine's log-probabilities."""
     learning_rate: float = 0.0
     """Of the last minibatch."""
 
     def metrics(self) -> Metrics:
-        """`objective/` and `update/` of this record; what was not finite is null."""
+        """`objective/`, `update/` and what `auto` goes by; what was not finite is null."""
         norms = [_finite(n) for n in self.grad_norms]
         finite = [n for n in norms if n is not None]
         return {
@@ -73,6 +79,8 @@ class Updated:
             "update/grad_norm": sum(finite) / len(finite) if finite else None,
             "update/grad_norm_by_minibatch": norms,
             "update/learning_rate": self.learning_rate,
+            "mismatch/size": None if self.mismatch is None else _finite(self.mismatch),
+            "mismatch/threshold": self.threshold,
         }
 
 
@@ -92,7 +100,7 @@ def update(
     Raises TrainingError, by sample id, for a log-probability that is not finite and for three gradients in a row that
     are not.
     """
-    out = Updated()
+    out = Updated(threshold=MISMATCH_FRACTION * min(chosen_clip(config)))
     old: list[list[Tensor]] = []
     for i, part in enumerate(minibatches):
         out.ratios.append([])
@@ -105,6 +113,21 @@ def update(
         out.learning_rate = optimizer.learning_rate
         out.grad_norms.append(_step(policy, optimizer, part, skips))
     return out
+
+
+def why_recomputed(updated: Updated, config: Config) -> str | None:
+    """In one sentence why `auto` recomputed, or None where it did not or another choice was made."""
+    if config.rollout.old_logprobs != "auto" or not updated.recomputed:
+        return None
+    told = "old log-probabilities are recomputed by the trainer: "
+    if updated.mismatch is None:
+        return told + "the first minibatch had no sample with a signal, so engine and trainer could not be compared"
+    what = "s" if OBJECTIVES[config.objective.name].unit == "sequence" else "token ratios"
+    clip = chosen_clip(config)
+    return told + (
+        f"engine against trainer alone moves {what} by {updated.mismatch:.1e} (root mean square), more than "
+        f"{MISMATCH_FRACTION:g} of the clip range {clip.low:g}/{clip.high:g}"
+    )
 
 
 def pack_minibatches(
@@ -156,7 +179,8 @@ def _accumulate(
     if old_T is None:
         old_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
     try:
-        batch = _objective_batch(micro, old_T, part)
+        check_finite("engine's log-probability", engine_T, micro.sequence_T, torch.ones_like(micro.sequence_T).bool())
+        batch, weights = _corrected(_objective_batch(micro, old_T, part), trainer_T, engine_T, config)
         result = algorithm.function(logp_T, batch, clip, loss_kl(config))
     except NonFiniteError as error:
         raise TrainingError(
@@ -165,17 +189,28 @@ def _accumulate(
         ) from error
     result.loss.backward()
     ids = tuple(t.id for t in micro.trajectories)
-    out.ratios[-1].append(observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit))
+    out.ratios[-1].append(
+        observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
+    )
     return float(result.loss.detach())
+
+
+def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
+    """The batch with its advantages weighted, where the recipe wants that; it then wants the trainer's old ones too."""
+    correction = config.rollout.correction
+    if correction is None:
+        return batch, None
+    assert trainer_T is not None
+    weights = correction_weights(trainer_T, engine_T, batch, correction)
+    return weighted(batch, weights), weights
 
 
 def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
     """Old log-probabilities of the later minibatches, before any weight moves; by the very micro-batches of the update."""
-    unit, clip = OBJECTIVES[config.objective.name].unit, chosen_clip(config)
-    out.recomputed = bool(later) and (
-        config.rollout.old_logprobs == "trainer"
-        or (config.rollout.old_logprobs == "auto" and mismatch_size(out.ratios[0], unit) > MISMATCH_FRACTION * min(clip))
-    )
+    out.mismatch = mismatch_size(out.ratios[0], OBJECTIVES[config.objective.name].unit)
+    too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
+    wanted = {"engine": False, "trainer": True, "auto": too_large}[config.rollout.old_logprobs]
+    out.recomputed = wanted and any(part.micro_batches for part in later)
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
