@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gspo.config import Config, RewardConfig, SourceConfig
-from gspo.reporting.names import HISTOGRAM, METRICS, ONLY_WHEN, QUANTILES
+from gspo.reporting.names import HISTOGRAM, LENGTHS, METRICS, ONLY_WHEN, QUANTILES
 
 HERE = Path(__file__).parent
 
@@ -179,7 +179,11 @@ def metrics() -> str:
     lines += [
         "A histogram has one count more than there are edges: count i, from 0, is of edge[i-1] < log ratio ≤ edge[i],"
     ]
-    lines += ["and the first and the last bin are open."]
+    lines += ["and the first and the last bin are open.", ""]
+    lines += [
+        f"LENGTHS' {len(LENGTHS)} edges are the powers of two from {LENGTHS[0]} to {LENGTHS[-1]:,} tokens. A list by length has one"
+    ]
+    lines += ["entry more: entry i is of edge[i-1] < length ≤ edge[i], and the last of all longer responses."]
     return "\n".join(lines) + "\n"
 
 
