@@ -180,10 +180,11 @@ def metrics() -> str:
         "A histogram has one count more than there are edges: count i, from 0, is of edge[i-1] < log ratio ≤ edge[i],"
     ]
     lines += ["and the first and the last bin are open.", ""]
+    ends = f"{LENGTHS[0]} to {LENGTHS[-1]:,}"
     lines += [
-        f"LENGTHS' {len(LENGTHS)} edges are the powers of two from {LENGTHS[0]} to {LENGTHS[-1]:,} tokens. A list by length has one"
+        f"LENGTHS' {len(LENGTHS)} edges are the powers of two from {ends} tokens. A list by length has one entry more:"
     ]
-    lines += ["entry more: entry i is of edge[i-1] < length ≤ edge[i], and the last of all longer responses."]
+    lines += ["entry i is of edge[i-1] < length ≤ edge[i], and the last of all longer responses."]
     return "\n".join(lines) + "\n"
 
 

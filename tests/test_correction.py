@@ -199,7 +199,7 @@ def test_weights_are_finite_within_their_bounds_and_marked_where_limited(gaps, c
     old_T = torch.zeros(sum(lengths))
     batch = pack(old_T, torch.repeat_interleave(torch.arange(len(gaps)), torch.tensor(lengths)), torch.ones(len(gaps)))
     engine_T = -joined(gaps).float()
-    weights = correction_weights(old_T, engine_T, batch, CorrectionConfig(**choice))
+    weights = correction_weights(old_T.requires_grad_(), engine_T, batch, CorrectionConfig(**choice))
     assert len(weights.weight) == (len(old_T) if choice["level"] == "token" else len(gaps))
     assert torch.isfinite(weights.weight).all() and not weights.weight.requires_grad
     high = torch.tensor(choice["high"])
