@@ -11,7 +11,6 @@ from .config import Config
 from .reporting.html import write_report
 from .reporting.trackers import require_packages
 from .run import open_run
-from .training.update import update
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -37,9 +36,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
                 with run.clock("pack"):
                     advantages, minibatches = run.pack(scored)
             with run.clock("update"):
-                updated = update(run.policy, run.optimizer, minibatches, config, run.skips)
+                updated = run.update(minibatches)
             with run.clock("sync"):
-                run.engine.load(run.policy)
+                run.sync()
             run.advance(cursor)
             evaluation = run.evaluate() if run.evaluation_is_due() else {}
             run.record(run.measure(scored, advantages, minibatches, updated) | evaluation)

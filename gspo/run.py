@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,15 +27,17 @@ from .reporting.trackers import Trackers, open_trackers
 from .rewards import Built, RewardError, build, score
 from .rollout.collect import collect
 from .rollout.engine import Engine, EngineError, sample_seed
-from .rollout.transformers import TransformersEngine
+from .rollout.engines import open_engine, open_probe
+from .rollout.probe import Probe
 from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.diagnosis import by_sample, correction_metrics, mismatch_metrics, ratio_metrics, reference_kl
 from .training.flops import FlopCounter, peak_flops
 from .training.optimizer import Optimizer
+from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length
 from .training.reference import ReferenceScore, open_reference
-from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, why_recomputed
+from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
 from .types import Metrics, Prompt, Sample, Scored, Trajectory
 
 Groups = list[list[Scored]]
@@ -51,6 +53,7 @@ class Run:
     policy: Policy
     optimizer: Optimizer
     engine: Engine
+    probe: Probe
     reference: ReferenceScore | None
     rewards: Sequence[Built]
     training: list[Prompt]
@@ -68,6 +71,8 @@ class Run:
     """Updates left out."""
     saved_at: int = 0
     """Step of the newest checkpoint."""
+    probed: float | None = None
+    """What the probe found at the last load."""
     told: set[bool] = field(default_factory=set)
     """Of the two reasons to recompute old log-probabilities, those told: True where a mismatch was measured."""
 
@@ -133,6 +138,26 @@ class Run:
         assert kl is not None
         log_ratio_T = scored.sample.completion.logprobs - references[scored.sample.id]
         return float(estimate_kl(torch.from_numpy(log_ratio_T), kl.estimator).sum())
+
+    def update(self, minibatches: list[Minibatch]) -> Updated:
+        """The gradient steps, with whatever memory the engine can spare meanwhile."""
+        self.engine.rest()
+        try:
+            return update(self.policy, self.optimizer, minibatches, self.config, self.skips)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"step {self.step + 1}: out of memory in the update: lower training.micro_batch_tokens, or with the engine "
+                "vllm lower rollout.vllm.memory_fraction or set rollout.vllm.sleep = true"
+            ) from error
+
+    def sync(self) -> None:
+        """Hand the weights to the engine, and hold it to them. Raises TrainingError, since the weights have moved."""
+        try:
+            self.engine.load(self.policy)
+            if self.engine.copies_weights:
+                self.probed = self.probe(self.engine)
+        except EngineError as error:
+            raise TrainingError(f"step {self.step + 1}: the engine cannot take up the new weights: {error}") from error
 
     def advance(self, cursor: data.Cursor) -> None:
         """The batch is trained on: from here on it belongs to the past."""
@@ -248,7 +273,6 @@ class Run:
         self.cursor = data.Cursor.of(found.state["cursor"])
         self.skips = Skips(*found.state["skips"])
         self.policy.version = found.state["version"]
-        self.engine.load(self.policy)
 
 
 @contextmanager
@@ -274,36 +298,45 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
         trackers = open_trackers(
             config.tracking, folder, config.name, config.model_dump(mode="json"), resumed_at=done if found else None
         )
-        run = Run(
-            config=config,
-            folder=folder,
-            policy=policy,
-            optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
-            engine=TransformersEngine(policy, max_rows=config.rollout.max_rows),
-            reference=open_reference(config, policy, start),
-            rewards=rewards,
-            training=training,
-            evaluation=evaluation,
-            records=records,
-            trackers=trackers,
-            terminal=terminal,
-            signals=signals,
-        )
-        if found:
-            run.restore(found)
-        run.clock.take()  # what came before belongs to no step
-        try:
-            yield run
-        except (RewardError, EngineError):  # before any weight of the step moved
-            run.save_progress()
-            raise
-        except Interrupted:
-            run.save_progress()
-            done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
-            terminal.note(f"{done}; go on with --resume")
-            raise
-        finally:
-            trackers.close()
+        with closing(open_engine(config, policy)) as engine:
+            run = Run(
+                config=config,
+                folder=folder,
+                policy=policy,
+                optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
+                engine=engine,
+                probe=open_probe(config, policy, training),
+                reference=open_reference(config, policy, start),
+                rewards=rewards,
+                training=training,
+                evaluation=evaluation,
+                records=records,
+                trackers=trackers,
+                terminal=terminal,
+                signals=signals,
+            )
+            if found:
+                run.restore(found)
+            run.sync()
+            run.clock.take()  # what came before belongs to no step
+            with _saved_when_interrupted(run):
+                yield run
+
+
+@contextmanager
+def _saved_when_interrupted(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except (RewardError, EngineError):  # before any weight of the step moved
+        run.save_progress()
+        raise
+    except Interrupted:
+        run.save_progress()
+        done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
+        run.terminal.note(f"{done}; go on with --resume")
+        raise
+    finally:
+        run.trackers.close()
 
 
 def trajectory(sample: Sample) -> Trajectory:

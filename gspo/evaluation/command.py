@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from ..config import Config
@@ -9,7 +10,7 @@ from ..prompts import load_prompts
 from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
 from ..rewards import build
-from ..rollout.transformers import TransformersEngine
+from ..rollout.engines import open_engine, open_probe
 from ..training import checkpoint
 from ..training.policy import load_policy, require_length
 from .evaluate import evaluate
@@ -37,17 +38,19 @@ def evaluate_model(config: Config, model: Path | None) -> str:
             where="evaluation.data",
             say=terminal.note,
         )
-        engine = TransformersEngine(policy, max_rows=config.rollout.max_rows)
-        with terminal.generation(len(prompts) * config.evaluation.samples) as progress:
-            done = evaluate(
-                engine,
-                prompts,
-                rewards,
-                config.evaluation,
-                policy.tokenizer,
-                solved_at=config.solved_at,
-                progress=progress,
-            )
+        with closing(open_engine(config, policy)) as engine:
+            if engine.copies_weights:
+                open_probe(config, policy, prompts)(engine)
+            with terminal.generation(len(prompts) * config.evaluation.samples) as progress:
+                done = evaluate(
+                    engine,
+                    prompts,
+                    rewards,
+                    config.evaluation,
+                    policy.tokenizer,
+                    solved_at=config.solved_at,
+                    progress=progress,
+                )
         terminal.step({"step": 1, **done.metrics})
     return "\n".join(f"{key.removeprefix('evaluation/'):<24} {value}" for key, value in done.metrics.items())
 

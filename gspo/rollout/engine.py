@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..config import SamplingConfig
 from ..types import Completion
 
@@ -29,6 +31,11 @@ class Request:
 class Engine(Protocol):
     """Samples from a policy."""
 
+    copies_weights: bool
+    """Whether it has weights of its own, which a load can leave wrong: the probe then compares after each."""
+    version: int
+    """Number of weight updates that its weights have seen; stamped on every sample."""
+
     def generate(self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress = ...) -> list[Completion]:
         """One completion a request, in their order. A request's tokens depend on its seed, not on its neighbours.
 
@@ -37,8 +44,20 @@ class Engine(Protocol):
         """
         ...
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """log p of each token but the first of each sequence, given those before it, at temperature 1: float32 [N - 1]."""
+        ...
+
     def load(self, policy: Any) -> None:
-        """Take up the policy's weights and version as they are now."""
+        """Take up the policy's weights and version as they are now; nothing computed under the old ones is used again."""
+        ...
+
+    def rest(self) -> None:
+        """Until the next `load` nothing will be asked: memory may go back to the trainer."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back: memory, processes, sockets, files."""
         ...
 
 

@@ -21,6 +21,7 @@ from transformers import Cache
 from ..config import SamplingConfig
 from ..training.logprobs import CHUNK_ELEMENTS
 from ..training.policy import Policy
+from ..training.scoring import score_ends
 from ..types import Completion
 from .engine import EngineError, Progress, Request
 from .sampling import draw, uniform
@@ -39,6 +40,8 @@ GROW = 64
 class TransformersEngine:
     """Batched sampling with a key-value cache."""
 
+    copies_weights = False
+
     def __init__(self, policy: Policy, *, max_rows: int) -> None:
         self.policy, self.max_rows, self.version = policy, max_rows, policy.version
 
@@ -52,13 +55,26 @@ class TransformersEngine:
     def generate(
         self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress = lambda n: None
     ) -> list[Completion]:
-        """See Engine. Raises EngineError naming the sample whose logits are NaN."""
+        """See Engine. Raises EngineError naming the sample whose logits are NaN, and where memory runs out."""
         if not requests:
             return []
         batch = _Batch(self.policy, requests, sampling, self.max_rows)
-        while batch.has_work():
-            progress(batch.step())
+        try:
+            while batch.has_work():
+                progress(batch.step())
+        except torch.OutOfMemoryError as error:
+            raise EngineError("out of memory while sampling: lower rollout.max_rows or max_response_tokens") from error
         return batch.completions(self.version)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """See Engine."""
+        return score_ends(self.policy, sequences, [len(tokens) - 1 for tokens in sequences], temperature=1.0)
+
+    def rest(self) -> None:
+        """Nothing is held between calls."""
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
 
 
 class _Batch:

@@ -114,8 +114,7 @@ class Policy:
 
 def require_length(policy: Policy, config: Config) -> None:
     """Raises ModelError if the model's positions end before the longest sample of training or evaluation does."""
-    tables = [table for table in (config.rollout, config.evaluation) if table is not None]
-    longest = config.rollout.max_prompt_tokens + max(table.max_response_tokens for table in tables)
+    longest = config.longest_sample
     positions = getattr(policy.model.config, "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise ModelError(

@@ -7,12 +7,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..config import Config
 from ..types import Trajectory
-from .packing import make_micro_batches
 from .policy import Policy, load_policy
+from .scoring import score_trajectories
 
 ReferenceScore = Callable[[Sequence[Trajectory]], dict[str, np.ndarray]]
 
@@ -32,16 +31,8 @@ def open_reference(config: Config, policy: Policy, path: Path | None) -> Referen
         reference.model.requires_grad_(False)
         scope = nullcontext
 
-    @torch.no_grad()
     def score(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
-        out = {}
         with scope():
-            for micro in make_micro_batches(
-                trajectories, token_budget=config.training.micro_batch_tokens, device=policy.device
-            ):
-                logp_T = reference.score(micro)[0].float().cpu().numpy()
-                ends = np.cumsum([t.num_trained for t in micro.trajectories])[:-1]
-                out |= {t.id: x for t, x in zip(micro.trajectories, np.split(logp_T, ends), strict=True)}
-        return out
+            return score_trajectories(reference, trajectories, token_budget=config.training.micro_batch_tokens)
 
     return score

@@ -1,0 +1,30 @@
+"""The engine that a recipe names, and its probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config import Config
+from ..training.policy import Policy
+from ..types import Prompt
+from .engine import Engine
+from .probe import TOLERANCE, Probe
+from .transformers import TransformersEngine
+
+
+def open_engine(config: Config, policy: Policy) -> Engine:
+    """The engine, with the policy's weights. Close it. Raises EngineError where it is not installed or does not start."""
+    rollout = config.rollout
+    if rollout.engine == "transformers":
+        return TransformersEngine(policy, max_rows=rollout.max_rows)
+    from .vllm import VllmEngine
+
+    return VllmEngine(policy, rollout.vllm, max_rows=rollout.max_rows, max_tokens=config.longest_sample)
+
+
+def open_probe(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Probe:
+    """The probe for an engine and a policy of this configuration."""
+    vllm = config.rollout.vllm.dtype
+    own = config.model.dtype
+    tolerance = max(TOLERANCE[own], TOLERANCE[own if vllm == "model" else vllm])
+    return Probe(policy, prompts, config.rollout, tolerance=tolerance)

