@@ -8,10 +8,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..config import SamplingConfig
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+BLOCK = 512
+"""Tokens of a block, where a vocabulary is searched in two levels. On an H100 one running sum over 128 rows of 152,000
+takes 0.3 ms, a fifteenth of a whole decoding step; sums of blocks take a sixth of that."""
 
 
 def uniform(seed_R: np.ndarray, index_R: np.ndarray) -> np.ndarray:
@@ -43,11 +48,33 @@ def draw(logits_RV: Tensor, sampling: SamplingConfig, uniform_R: Tensor) -> tupl
     if sampling.truncated_support:
         logits_RV = _truncate(logits_RV, sampling)
     logp_RV = logits_RV.log_softmax(-1)
-    cumulative_RV = logp_RV.double().exp_().cumsum_(-1)
-    # Below the last sum by at least one rounding step, so that a token of probability 0 is never reached.
-    at_R = (uniform_R * cumulative_RV[:, -1]).minimum(cumulative_RV[:, -1] * (1 - 2**-52))
-    token_R = torch.searchsorted(cumulative_RV, at_R[:, None], right=True)[:, 0].clamp_(max=logits_RV.shape[1] - 1)
+    token_R = _invert(logp_RV, uniform_R)
     return token_R, logp_RV.gather(1, token_R[:, None])[:, 0]
+
+
+def _invert(logp_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """The token at uniform_R of each row's cumulative distribution: int64 [R].
+
+    Large vocabularies in two levels, blocks of tokens and then tokens of one block: a float64 running sum over all of a
+    row is the slowest part of drawing on a GPU.
+    """
+    rows, vocabulary = logp_RV.shape
+    if vocabulary < 4 * BLOCK:
+        return _search(logp_RV.double().exp_(), uniform_R)[0]
+    p_RNB = pad(logp_RV.exp(), (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    block_R, rest_R = _search(p_RNB.sum(-1, dtype=torch.float64), uniform_R)
+    inside_RB = p_RNB[torch.arange(rows, device=logp_RV.device), block_R].double()
+    return (block_R * BLOCK + _search(inside_RB, rest_R)[0]).clamp_(max=vocabulary - 1)
+
+
+def _search(p_RN: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of N masses uniform_R of their sum falls on, and how far into it: int64 [R], float64 [R] in [0, 1)."""
+    cumulative_RN = p_RN.cumsum(-1)
+    # Below the last sum by at least one rounding step, so that a mass of 0 is never reached.
+    at_R = (uniform_R * cumulative_RN[:, -1]).minimum(cumulative_RN[:, -1] * (1 - 2**-52))
+    index_R = torch.searchsorted(cumulative_RN, at_R[:, None], right=True)[:, 0].clamp_(max=p_RN.shape[1] - 1)
+    above_R, mass_R = (x.gather(1, index_R[:, None])[:, 0] for x in (cumulative_RN, p_RN))
+    return index_R, (1 - (above_R - at_R) / mass_R).clamp_(0, 1 - 2**-52)
 
 
 def _truncate(logits_RV: Tensor, sampling: SamplingConfig) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ class _Draws:
 
 def _processor(draws: _Draws) -> type:
     """A vLLM logits processor that draws, and leaves the drawn token alone possible."""
-    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality  # pyright: ignore[reportMissingImports]
 
     class DrawProcessor(LogitsProcessor):
         """Keeps which sample each row of vLLM's batch works on; a row's tokens so far are vLLM's own running list."""
@@ -306,7 +307,9 @@ def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 def _import_vllm() -> Any:
     try:
-        import vllm
+        with warnings.catch_warnings():  # of its own and its dependencies' deprecations: nobody here can mend them
+            warnings.simplefilter("ignore")
+            import vllm
     except ImportError as error:
         raise EngineError(
             f'rollout.engine = "vllm" cannot import vLLM ({_first_line(error)}): pip install "gspo[vllm]" on a GPU, '
@@ -358,7 +361,7 @@ def _pack_tied_head(model: Any) -> None:
 
 
 def _destroy_groups() -> None:
-    from vllm.distributed import parallel_state
+    from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
 
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_distributed_environment()
@@ -372,7 +375,7 @@ def _what_to_do(error: BaseException) -> str:
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text:
         return (
-            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = true, "
-            "or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine has too little"
+            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = "
+            "true, or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine lacks room"
         )
     return 'if vLLM cannot run this model, use rollout.engine = "transformers"'
