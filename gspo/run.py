@@ -205,6 +205,7 @@ class Run:
             **ratio_metrics(updated.ratios),
             **mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
             **correction_metrics(updated.ratios, on=self.config.rollout.correction is not None),
+            **({} if self.probed is None else {"mismatch/probe": self.probed}),
             **reference_kl(updated.ratios),
             **updated.metrics(),
             "update/updates": self.optimizer.updates,

@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
     "mismatch/recomputed": "1 if later minibatches used the trainer's old log-probabilities, 0 if the engine's.",
     "correction/weight_mean": "Mean of the weights between trainer and engine as they were used, of tokens or sequences.",
     "correction/truncated": "Share of those weights that were capped or masked.",
+    "mismatch/probe": "Mean absolute difference of engine and trainer on the probe's tokens at the last load, nats.",
     "time/collect_s": "Sampling responses, seconds.",
     "time/score_s": "Rewards, seconds.",
     "time/pack_s": "Advantages and packing, seconds.",
@@ -109,6 +110,7 @@ ONLY_WHEN: dict[str, str] = {
     "kl/": "there is a reference policy",
     "correction/": "correction is on",
     "evaluation/": "the step has an evaluation",
+    "mismatch/probe": "the engine has weights of its own",
     "cold_start/": "the row is one of cold_start/metrics.jsonl",
 }
 """Start of a key to the condition under which rows hold it; all other keys stand in the row of every training step."""

@@ -200,14 +200,14 @@ class VllmEngine:
             )
             engine.add_request(str(i), {"prompt_token_ids": list(request.prompt)}, params)
         outputs: dict[int, Any] = {}
-        try:
-            while engine.has_unfinished_requests():
+        while engine.has_unfinished_requests():
+            try:
                 finished = [out for out in engine.step() if out.finished]
-                outputs |= {int(out.request_id): out for out in finished}
-                if finished:
-                    progress(len(finished))
-        except torch.OutOfMemoryError as error:
-            raise EngineError(f"vLLM ran out of memory: {_what_to_do(error)}") from error
+            except Exception as error:  # whatever a foreign engine raises
+                raise EngineError(f"vLLM failed while it sampled: {_first_line(error)}; {_what_to_do(error)}") from error
+            outputs |= {int(out.request_id): out for out in finished}
+            if finished:
+                progress(len(finished))
         return [outputs[i] for i in range(len(requests))]
 
     def _check(self, request: Request, limit: int) -> None:

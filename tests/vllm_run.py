@@ -1,0 +1,19 @@
+"""A long run with the engine vllm, for tests that end it: vllm_run.py FOLDER. Exits with 3 when a signal ended it well."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if __name__ == "__main__":
+    from conftest import tiny_config, tiny_model
+
+    from gspo.loop import train
+    from gspo.signals import Interrupted
+
+    model = tiny_model(hidden_size=128, intermediate_size=128).model_dump()
+    config = tiny_config(Path(sys.argv[1]), model=model, rollout__engine="vllm", training__steps=100_000)
+    try:
+        train(config)
+    except Interrupted:
+        sys.exit(3)
