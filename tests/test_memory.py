@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 CODE = """
-import resource, sys
+import sys
 import numpy as np, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from gspo.config import SamplingConfig
@@ -19,7 +19,8 @@ from gspo.types import Trajectory
 
 torch.set_num_threads(1)
 vocabulary = int(sys.argv[1])
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def peak():  # of this process; getrusage would count what the parent had before
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 shape = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
              head_dim=32, tie_word_embeddings=True)
 model = Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **shape)).eval()

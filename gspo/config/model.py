@@ -66,6 +66,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward and backward pass; master weights and moments are float32 in both. float32 is the
     default because GSPO's clip range is narrower than bfloat16's rounding noise."""
+    head_dtype: Literal["same", "float32"] = "same"
+    """Precision of the product with the output matrix, in training and in the embedded engine: that of `dtype`, or float32.
+    The latter takes the rounding of logits away, and costs time and a float32 copy of the matrix; hence off."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes the GPU where there is one."""
     trust_remote_code: bool = False

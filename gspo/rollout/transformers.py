@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ..config import SamplingConfig
-from ..training.logprobs import CHUNK_ELEMENTS
+from ..training.logprobs import chunk_rows, head_weight
 from ..training.policy import Policy
 from ..training.scoring import score_ends
 from ..types import Completion
@@ -184,9 +184,10 @@ class _Batch:
         request = self.row_request[rows]
         number = self.sampled[request]
         u_R = torch.from_numpy(uniform(self.seeds[request], number)).to(hidden_RH.device)
-        at_once = max(1, CHUNK_ELEMENTS // len(self.policy.head))
+        at_once = chunk_rows(self.policy.head)
+        head_VH = head_weight(self.policy.head, float32_head=self.policy.float32_head)
         drawn = [
-            draw(hidden @ self.policy.head.T, self.sampling, u)
+            draw(hidden.to(head_VH.dtype) @ head_VH.T, self.sampling, u)
             for hidden, u in zip(hidden_RH.split(at_once), u_R.split(at_once), strict=True)
         ]
         token, logp = (torch.cat(parts).cpu().numpy() for parts in zip(*drawn, strict=True))

@@ -10,26 +10,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**23
-"""Logits held at once: 32 MiB in float32, whatever the vocabulary. Larger chunks were not faster on a CPU."""
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**28}
+"""Logits held at once, whatever the vocabulary, by kind of device: 32 MiB in float32 on a CPU, where larger chunks were not
+faster; 1 GiB on a GPU, which needs large products to be busy."""
 
 
-def linear_logprobs(hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+def linear_logprobs(
+    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, *, temperature: float, float32_head: bool = False
+) -> tuple[Tensor, Tensor]:
     """log softmax(hidden weight^T / temperature)[target] and the entropy of that softmax, both float32 [T].
 
     Differentiable in hidden and weight through the log-probabilities; the entropy is a measurement and has no gradient.
-    The matrix product runs in the inputs' precision, everything after it in float32 (float64 inputs: in float64).
+    The matrix product runs in the inputs' precision, or in float32 with float32_head, at the price of a float32 copy of the
+    matrix for as long as a call takes; everything after it is in float32 (float64 inputs: in float64).
     """
-    return _LinearLogProbs.apply(hidden_TH, weight_VH, target_T, temperature)  # type: ignore[return-value]
+    return _LinearLogProbs.apply(hidden_TH, weight_VH, target_T, temperature, float32_head)  # type: ignore[return-value]
 
 
-def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
-    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+def chunk_rows(weight_VH: Tensor) -> int:
+    """Rows of logits that may be held at once."""
+    return max(1, CHUNK_ELEMENTS.get(weight_VH.device.type, CHUNK_ELEMENTS["cpu"]) // len(weight_VH))
+
+
+def head_weight(weight_VH: Tensor, *, float32_head: bool) -> Tensor:
+    """The output matrix in the precision of the product."""
+    return weight_VH.float() if float32_head and weight_VH.dtype != torch.float64 else weight_VH
+
+
+def _chunks(num_tokens: int, weight_VH: Tensor) -> list[slice]:
+    rows = chunk_rows(weight_VH)
     return [slice(start, min(start + rows, num_tokens)) for start in range(0, num_tokens, rows)]
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
-    logits_CV = hidden_CH @ weight_VH.T
+def _logits(hidden_CH: Tensor, head_VH: Tensor, temperature: float) -> Tensor:
+    logits_CV = hidden_CH.to(head_VH.dtype) @ head_VH.T
     if logits_CV.dtype != torch.float64:
         logits_CV = logits_CV.float()
     return logits_CV.div_(temperature) if temperature != 1 else logits_CV
@@ -37,36 +51,47 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
 
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, temperature: float):
+    def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, temperature: float, float32_head: bool):
         wide = torch.float64 if hidden_TH.dtype == torch.float64 else torch.float32
+        head_VH = head_weight(weight_VH, float32_head=float32_head)
         logp_T, entropy_T, norm_T = hidden_TH.new_empty((3, len(target_T)), dtype=wide)
-        for at in _chunks(len(target_T), len(weight_VH)):
-            logits_CV = _logits(hidden_TH[at], weight_VH, temperature)
+        for at in _chunks(len(target_T), weight_VH):
+            logits_CV = _logits(hidden_TH[at], head_VH, temperature)
             norm_T[at] = logits_CV.logsumexp(-1)
             logp_T[at] = logits_CV.gather(1, target_T[at, None])[:, 0] - norm_T[at]
             logits_CV -= norm_T[at, None]
             entropy_T[at] = -torch.linalg.vecdot(logits_CV.exp(), logits_CV)
         ctx.save_for_backward(hidden_TH, weight_VH, target_T, norm_T)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.float32_head = temperature, float32_head
         ctx.mark_non_differentiable(entropy_T)
         return logp_T, entropy_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         hidden_TH, weight_VH, target_T, norm_T = ctx.saved_tensors
+        head_VH = head_weight(weight_VH, float32_head=ctx.float32_head)
         scaled_T = grads[0] / ctx.temperature
         grad_hidden_TH = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
         grad_weight_VH = None
         if ctx.needs_input_grad[1]:  # summed over chunks, so at least in float32
             grad_weight_VH = torch.zeros_like(weight_VH, dtype=norm_T.dtype)
-        for at in _chunks(len(target_T), len(weight_VH)):
-            grad_CV = _logits(hidden_TH[at], weight_VH, ctx.temperature)
+        for at in _chunks(len(target_T), weight_VH):
+            grad_CV = _logits(hidden_TH[at], head_VH, ctx.temperature)
             grad_CV.sub_(norm_T[at, None]).exp_().mul_(-scaled_T[at, None])
             grad_CV.scatter_add_(1, target_T[at, None], scaled_T[at, None])
             if grad_hidden_TH is not None:
-                grad_hidden_TH[at] = grad_CV.to(weight_VH.dtype) @ weight_VH
+                grad_hidden_TH[at] = (grad_CV.to(head_VH.dtype) @ head_VH).to(hidden_TH.dtype)
             if grad_weight_VH is not None:
-                grad_weight_VH.addmm_(grad_CV.T, hidden_TH[at].to(grad_CV.dtype))
+                _add_outer(grad_weight_VH, grad_CV, hidden_TH[at], head_VH.dtype)
         if grad_weight_VH is not None:
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_TH, grad_weight_VH, None, None
+        return grad_hidden_TH, grad_weight_VH, None, None, None
+
+
+def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, precision: torch.dtype) -> None:
+    """total += grad^T hidden. On a GPU the factors are in the product's precision and the sum in float32, as everywhere in
+    its matrix products; a CPU has no such product, and there all of it is in float32."""
+    if grad_CV.is_cuda and precision in (torch.bfloat16, torch.float16):
+        total_VH += torch.mm(grad_CV.to(precision).T, hidden_CH, out_dtype=torch.float32)
+    else:
+        total_VH.addmm_(grad_CV.T, hidden_CH.to(grad_CV.dtype))

@@ -52,6 +52,8 @@ class Policy:
     """Weight updates so far."""
     eos_ids: frozenset[int] = field(default_factory=frozenset)
     """Every id that ends a response."""
+    float32_head: bool = False
+    """Whether logits come from a float32 product, whatever the precision of the weights."""
 
     def score(self, batch: MicroBatch, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each trained token, float32 [T]; gradients flow through the former.
@@ -61,7 +63,13 @@ class Policy:
         """
         hidden_NH = self.hidden(batch.token_ids_N[None], batch.position_N[None], layout=batch.layout)[0]
         hidden_TH = hidden_NH.index_select(0, batch.predict_T)
-        return linear_logprobs(hidden_TH, self.head, batch.target_T, temperature=temperature or self.temperature)
+        return linear_logprobs(
+            hidden_TH,
+            self.head,
+            batch.target_T,
+            temperature=temperature or self.temperature,
+            float32_head=self.float32_head,
+        )
 
     def hidden(self, token_ids: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
         """Last hidden states [B, N, H] of token ids [B, N] at positions [B, N]."""
@@ -139,7 +147,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     _clear_generation_settings(model)
     _check_architecture(model)
     adapter = _add_lora(model, config.lora) if config.lora else None
-    policy = Policy(model, tokenizer, device, temperature, adapter)
+    policy = Policy(model, tokenizer, device, temperature, adapter, float32_head=config.head_dtype == "float32")
     policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer)
     _check_packed_path(policy)
     return policy
