@@ -56,7 +56,8 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
             batch, cursor = data.take(prompts, cursor, table.batch_size, config.seed)
             rate = optimizer.learning_rate
             loss, norm = imitate(policy, optimizer, [examples[p.row] for p in batch])
-            row = {"step": step, "time": time.time(), "cold_start/loss": loss, "update/grad_norm": norm}
+            row: Metrics = {"step": step, "time": time.time(), "cold_start/loss": loss, "update/grad_norm": norm}
+            row["update/skipped"] = step - optimizer.updates
             if table.evaluate_every and step % table.evaluate_every == 0:
                 row |= measure()
             records.append({**row, "update/learning_rate": rate, "time/step_s": clock.take()["time/step_s"]})
@@ -134,18 +135,21 @@ def _example(prompt: Prompt, config: Config, policy: Policy) -> Trajectory | str
     return Trajectory(f"row {prompt.row}", str(prompt.row), tokens, trained, np.zeros(len(ids), np.float32), 0.0)
 
 
-def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]) -> tuple[float, float]:
-    """One update on the mean negative log-likelihood of the response tokens; returns it and the gradient norm.
+def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]) -> tuple[float, float | None]:
+    """One update on the mean negative log-likelihood of the response tokens; returns it and the gradient norm, which is
+    None where float16 overflowed, the update was left out and the loss scale lowered.
 
-    At temperature 1 whatever the sampling temperature. Raises TrainingError if the gradient is not finite.
+    At temperature 1 whatever the sampling temperature. Raises TrainingError if the gradient is not finite otherwise.
     """
     total, loss = sum(t.num_trained for t in examples), 0.0
     for micro in make_micro_batches(examples, token_budget=optimizer.config.micro_batch_tokens, device=policy.device):
         logp_T, _ = policy.score(micro, temperature=1.0)
         share = -logp_T.sum() / total
-        share.backward()
+        optimizer.backward(share)
         loss += float(share.detach())
     norm = optimizer.step()
+    if optimizer.lowered:
+        return loss, None
     if not math.isfinite(norm):
         raise TrainingError(f"cold start: the gradient is not finite on {', '.join(t.id for t in examples)}")
     return loss, norm

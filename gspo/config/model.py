@@ -63,9 +63,10 @@ class ModelConfig(Section):
     """Folder or hub name of a transformers causal language model. One of `path` and `create` is needed."""
     create: CreateConfig | None = None
     """A small random model instead."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward and backward pass; master weights and moments are float32 in both. float32 is the
-    default because GSPO's clip range is narrower than bfloat16's rounding noise."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the forward and backward pass; master weights and moments are float32 in all. float32 is the
+    default because GSPO's clip range is narrower than bfloat16's rounding noise. float16 rounds eight times finer than
+    bfloat16 but holds nothing above 65,504: its loss is scaled, and updates that overflow are left out and counted."""
     head_dtype: Literal["same", "float32"] = "same"
     """Precision of the product with the output matrix, in training and in the embedded engine: that of `dtype`, or float32.
     The latter takes the rounding of logits away, and costs time and a float32 copy of the matrix; hence off."""

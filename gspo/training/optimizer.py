@@ -10,6 +10,17 @@ from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 
+INITIAL_SCALE = 2.0**16
+"""Loss scale that float16 starts with, torch's own: a gradient's entry overflows from a size of 1 up, and the whole is
+clipped to about that anyway; entries down to 1e-9 keep all their bits. A start too high costs an update left out for each
+halving."""
+
+LOWEST_SCALE = 1.0
+"""Overflows do not lower the loss scale below: a gradient that float16 cannot hold as it is, is no matter of scale."""
+
+SCALER_STATE = {"loss_scale": "scale", "steps_without_overflow": "_growth_tracker"}
+"""Names in `Optimizer.state` of what GradScaler remembers, and its own."""
+
 
 def learning_rate(config: OptimizerConfig, update: int, total: int) -> float:
     """The rate of update number `update` (from 0) of `total`: linear warm-up, then constant, or falling to 0."""
@@ -26,7 +37,9 @@ class Optimizer:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) on a policy's trainable parameters.
 
     Parameters in bfloat16 get a float32 master copy; their gradients are added up in float32 over micro-batches, the
-    step moves the master, and the parameter is its rounding. Float32 parameters are their own master.
+    step moves the master, and the parameter is its rounding. Float32 parameters are their own master. Float16 is as
+    bfloat16, and its loss is scaled (Micikevicius et al., arXiv:1710.03740, 3.2) by torch's GradScaler, so that small
+    gradients are not rounded to zero; an overflow leaves the step out and halves the scale.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, total_updates: int) -> None:
@@ -50,6 +63,12 @@ class Optimizer:
             eps=config.epsilon,
             fused=True,
         )
+        some = next(iter(self.parameters.values()))
+        half = any(p.dtype == torch.float16 for p in self.parameters.values())
+        self.scaler = torch.amp.GradScaler(some.device.type, init_scale=INITIAL_SCALE, enabled=half)
+        self.scaler.scale(torch.zeros((), device=some.device))  # it makes its state here; a step may come without a loss
+        self.lowered = False
+        """Whether the last step was left out for an overflow that lowered the loss scale; float16 only."""
         self.zero_grad()
 
     @property
@@ -65,13 +84,18 @@ class Optimizer:
             else:
                 master.grad.zero_()
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss (a scalar) to those so far, times the loss scale where parameters are float16."""
+        self.scaler.scale(loss).backward()
+
     @torch.no_grad()
     def step(self) -> float:
         """One update with the gradients added up so far, clipped to max_grad_norm; then they are zeroed.
 
-        Returns the gradient norm before clipping. If it is not finite nothing moves: neither weights, nor moments, nor
-        the number of updates.
+        Returns the gradient norm, without loss scale, before clipping. If it is not finite nothing moves: neither
+        weights, nor moments, nor the number of updates; `lowered` then tells whether the loss scale could give way.
         """
+        self.scaler.unscale_(self.adamw)
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if bool(torch.isfinite(norm)):
@@ -82,11 +106,15 @@ class Optimizer:
             self.updates += 1
             self._round()
         self.zero_grad()
+        self._move_scale()
         return float(norm)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that resuming needs besides the model's own weights, as flat names to tensors."""
         out = {"updates": torch.tensor(self.updates)}
+        if self.scaler.is_enabled():
+            scaler = self.scaler.state_dict()
+            out |= {k: torch.tensor(scaler[name]) for k, name in SCALER_STATE.items()}
         for name, master in self.masters.items():
             moments = self.adamw.state.get(master, {})
             out |= {f"{key}/{name}": value for key, value in moments.items()}
@@ -101,6 +129,9 @@ class Optimizer:
         if stray:
             raise ValueError(f"the optimizer's state has parameters that the model lacks, e.g. {min(stray)}")
         self.updates = int(state["updates"])
+        if self.scaler.is_enabled():
+            scaler = {name: state[k].item() for k, name in SCALER_STATE.items()}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **scaler})
         for name, master in self.masters.items():
             if f"master/{name}" in state:
                 master.copy_(state[f"master/{name}"])
@@ -108,6 +139,14 @@ class Optimizer:
             if keys:
                 self.adamw.state[master] = {k: state[f"{k}/{name}"].to(master.device).clone() for k in keys}
         self._round()
+
+    def _move_scale(self) -> None:
+        """Halve the loss scale after an overflow, double it after 2,000 steps without one."""
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        if self.scaler.is_enabled() and self.scaler.get_scale() < LOWEST_SCALE:
+            self.scaler.update(LOWEST_SCALE)
+        self.lowered = self.scaler.get_scale() < before
 
     def _round(self) -> None:
         for name, p in self.parameters.items():

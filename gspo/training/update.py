@@ -27,7 +27,8 @@ MISMATCH_FRACTION = 0.1
 noise moves a ratio by a tenth of the band, and few clip decisions can depend on it."""
 
 MAX_SKIPPED = 3
-"""Non-finite gradients in a row after which training stops: one is an accident, three are a broken run."""
+"""Non-finite gradients in a row after which training stops: one is an accident, three are a broken run. Overflows of
+float16 count only where the loss scale is at its lowest: until then halving it is how the scale is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Skips:
     total: int = 0
     """Since the start."""
     in_a_row: int = 0
-    """Since the last update that was taken."""
+    """Since the last update that was taken, less overflows that lowered the loss scale."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ def update(
         out.ratios.append([])
         loss = 0.0
         for k, micro in enumerate(part.micro_batches):
-            loss += _accumulate(policy, part, micro, old[i - 1][k] if i else None, config, out)
+            loss += _accumulate(policy, optimizer, part, micro, old[i - 1][k] if i else None, config, out)
         out.losses.append(loss)
         if i == 0:
             old = _old_logprobs(policy, minibatches[1:], config, out)
@@ -166,7 +167,13 @@ def engine_logprobs(micro: MicroBatch) -> Tensor:
 
 
 def _accumulate(
-    policy: Policy, part: Minibatch, micro: MicroBatch, old_T: Tensor | None, config: Config, out: Updated
+    policy: Policy,
+    optimizer: Optimizer,
+    part: Minibatch,
+    micro: MicroBatch,
+    old_T: Tensor | None,
+    config: Config,
+    out: Updated,
 ) -> float:
     """Forward and backward of one micro-batch; gradients add up. old_T is None in the first minibatch.
 
@@ -187,7 +194,7 @@ def _accumulate(
             f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
             "sample are broken; resume from an earlier checkpoint with a smaller learning rate"
         ) from error
-    result.loss.backward()
+    optimizer.backward(result.loss)
     ids = tuple(t.id for t in micro.trajectories)
     out.ratios[-1].append(
         observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
@@ -223,7 +230,10 @@ def _step(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -
         policy.version += 1
         skips.in_a_row = 0
         return norm
-    skips.total, skips.in_a_row = skips.total + 1, skips.in_a_row + 1
+    skips.total += 1
+    if optimizer.lowered:
+        return norm
+    skips.in_a_row += 1
     if skips.in_a_row >= MAX_SKIPPED:
         ids = [t.id for m in part.micro_batches for t in m.trajectories]
         raise TrainingError(
