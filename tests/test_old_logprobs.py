@@ -51,7 +51,7 @@ def test_only_recomputing_costs_a_pass_over_the_later_minibatches(tmp_path, choi
     assert calls == first + later * (2 if extra else 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("choice", ["auto", "trainer"])
 def test_s_of_the_first_minibatch_is_exactly_one_unless_the_engines_are_wanted(tmp_path, choice, dtype):
     policy = tiny_policy(dtype)

@@ -57,7 +57,7 @@ def timeless(run: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k.startswith(kept)} for row in rows]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_six_steps_equal_three_plus_three(tmp_path, dtype):
     changes = {"model__dtype": dtype, "training__schedule": "linear", "training__minibatches": 4, "data__size": 10}
     whole = train(tiny_config(tmp_path, name="whole", training__steps=6, **changes))
@@ -77,9 +77,10 @@ def test_six_steps_equal_three_plus_three(tmp_path, dtype):
         assert samples[0] == samples[1]
 
 
-def test_lora_resumes_exactly(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # in float16 the first updates overflow
+def test_lora_resumes_exactly(tmp_path, dtype):
     pytest.importorskip("peft")
-    changes = {"model__lora": {"rank": 2, "alpha": 4}, "training__steps": 4}
+    changes = {"model__dtype": dtype, "model__lora": {"rank": 2, "alpha": 4}, "training__steps": 4}
     whole = train(tiny_config(tmp_path, name="whole", **changes))
     settings = tiny_config(tmp_path, name="parts", checkpoint__every=2, checkpoint__keep=5, **changes)
     parts = train(settings)

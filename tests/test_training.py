@@ -136,7 +136,7 @@ def test_first_minibatch_is_reinforce(tmp_path):
     assert (out.ratios[0][0].log_ratio_S == 0).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_at_unchanged_weights_s_is_exactly_one_where_old_ones_are_recomputed(tmp_path, dtype, monkeypatch):
     policy = load_policy(tiny_model(dtype), temperature=1.0, seed=0)
     config = tiny_config(tmp_path, model__dtype=dtype, rollout__old_logprobs="trainer", training__minibatches=4)
