@@ -3,11 +3,15 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from conftest import sampled, tiny_model
 
 from gspo.training import logprobs
 from gspo.training.logprobs import linear_logprobs
+from gspo.training.packing import make_micro_batches
+from gspo.training.policy import load_policy
 
 
 def plain(hidden, weight, target, temperature):
@@ -55,8 +59,64 @@ def test_bfloat16_softmax_runs_in_float32():
     torch.testing.assert_close(logp, wanted, rtol=1e-6, atol=1e-6)
 
 
-def peak_beyond_weights_mib(vocabulary: int) -> float:
-    """Peak memory of forward and backward of 2,048 tokens, less the matrix and its gradient; in a process of its own."""
+NARROW = [torch.bfloat16, torch.float16]
+
+
+def narrow(dtype):
+    """Hidden states [64, 48], an output matrix [300, 48], both in dtype, and targets."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 48, generator=g).to(dtype) for n in (64, 300))
+    return hidden, weight, torch.randint(300, (64,), generator=g)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_float32_head_is_closer_to_float64_than_the_weights_own_precision(dtype):
+    hidden, weight, target = narrow(dtype)
+    wanted = plain(hidden.double(), weight.double(), target, 1.0)
+    same, wide = (linear_logprobs(hidden, weight, target, temperature=1.0, float32_head=w) for w in (False, True))
+    for x, near, far in zip(wanted, wide, same, strict=True):
+        assert near.dtype == torch.float32
+        assert (near - x).abs().max() < 3e-5 < 3e-4 < (far - x).abs().max()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("chunk", [1000, 1_000_000])
+def test_gradients_of_a_float32_head_are_those_of_plain_autograd(monkeypatch, dtype, chunk):
+    monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk)
+    hidden, weight, target = narrow(dtype)
+    upstream, results = torch.linspace(-1, 1, 64), []
+    for function in (
+        lambda h, w: plain(h.float(), w.float(), target, 0.7)[0],
+        lambda h, w: linear_logprobs(h, w, target, temperature=0.7, float32_head=True)[0],
+    ):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        (function(h, w) * upstream).sum().backward()
+        results.append((h.grad, w.grad))
+    rounding = torch.finfo(dtype).eps  # both round their float32 sum once
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype == dtype
+        torch.testing.assert_close(a, b, rtol=rounding, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_engine_and_trainer_agree_with_a_float32_head_as_well_as_without(dtype):
+    policies = {
+        head: load_policy(tiny_model(dtype).model_copy(update={"head_dtype": head}), temperature=1.0, seed=0)
+        for head in ("same", "float32")
+    }
+    gap = {}
+    for engine, policy in policies.items():
+        trajectories = sampled(policy, [3, 9, 1, 5, 7, 2, 4, 6] * 2)
+        (micro,) = make_micro_batches(trajectories, token_budget=1000)
+        told_T = torch.from_numpy(np.concatenate([t.engine_logprobs for t in micro.trajectories]))
+        for trainer, other in policies.items():
+            gap[engine, trainer] = float((other.score(micro)[0].detach() - told_T).square().mean().sqrt())
+    assert gap["float32", "float32"] < 1.1 * gap["same", "same"]
+    assert gap["float32", "same"] > 1.5 * gap["float32", "float32"]  # each side takes the setting up
+
+
+def peak_beyond_weights_mib(vocabulary: int, dtype: str = "float32", float32_head: bool = False) -> float:
+    """Peak memory of forward and backward of 2,048 tokens, less a float32 matrix; in a process of its own."""
     code = f"""
 import torch
 from pathlib import Path
@@ -64,12 +124,13 @@ from gspo.training.logprobs import linear_logprobs
 torch.set_num_threads(2)
 def peak():  # of this process; getrusage would count what the parent had before
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-h = torch.randn(2048, 64, requires_grad=True)
-w = torch.randn({vocabulary}, 64, requires_grad=True)
+h = torch.randn(2048, 64, dtype=torch.{dtype}, requires_grad=True)
+w = torch.randn({vocabulary}, 64, dtype=torch.{dtype}, requires_grad=True)
 w.grad = torch.zeros_like(w)
-linear_logprobs(h[:8], w[:100], torch.arange(8), temperature=1.0)[0].sum().backward()
+chosen = dict(temperature=1.0, float32_head={float32_head})
+linear_logprobs(h[:8], w[:100], torch.arange(8), **chosen)[0].sum().backward()
 before = peak()
-linear_logprobs(h, w, torch.arange(2048), temperature=1.0)[0].sum().backward()
+linear_logprobs(h, w, torch.arange(2048), **chosen)[0].sum().backward()
 print(peak() - before - {vocabulary} * 64 * 4 / 2**20)
 """
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -80,3 +141,10 @@ def test_peak_memory_does_not_grow_with_the_vocabulary():
     full = 2048 * 152_000 * 4 / 2**20  # [tokens, vocabulary] would take 1,188 MiB
     assert large < small + 64, f"{small:.0f} MiB at 8,000 and {large:.0f} MiB at 152,000"
     assert large < full / 5
+
+
+def test_a_float32_head_costs_copies_of_the_matrix_not_tokens_times_vocabulary():
+    small, large = (peak_beyond_weights_mib(v, "bfloat16", True) for v in (8_000, 152_000))
+    copy = (152_000 - 8_000) * 64 * 4 / 2**20  # one, what a product packs of it, and a bfloat16 gradient
+    full = 2048 * 152_000 * 4 / 2**20
+    assert large < small + 2.5 * copy + 64 < full / 4, f"{small:.0f} MiB at 8,000 and {large:.0f} MiB at 152,000"
