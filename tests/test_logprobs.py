@@ -1,5 +1,6 @@
 """Log-probabilities without [tokens, vocabulary]: equal to the plain computation, in bounded memory."""
 
+import os
 import subprocess
 import sys
 
@@ -133,7 +134,9 @@ before = peak()
 linear_logprobs(h, w, torch.arange(2048), **chosen)[0].sum().backward()
 print(peak() - before - {vocabulary} * 64 * 4 / 2**20)
 """
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    returns = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back at once: else the peak depends on luck
+    words = [sys.executable, "-c", code]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | returns).stdout)
 
 
 def test_peak_memory_does_not_grow_with_the_vocabulary():
@@ -143,8 +146,7 @@ def test_peak_memory_does_not_grow_with_the_vocabulary():
     assert large < full / 5
 
 
-def test_a_float32_head_costs_copies_of_the_matrix_not_tokens_times_vocabulary():
+def test_a_float32_head_costs_a_copy_of_the_matrix_not_tokens_times_vocabulary():
     small, large = (peak_beyond_weights_mib(v, "bfloat16", True) for v in (8_000, 152_000))
-    copy = (152_000 - 8_000) * 64 * 4 / 2**20  # one, what a product packs of it, and a bfloat16 gradient
-    full = 2048 * 152_000 * 4 / 2**20
-    assert large < small + 2.5 * copy + 64 < full / 4, f"{small:.0f} MiB at 8,000 and {large:.0f} MiB at 152,000"
+    copy = (152_000 - 8_000) * 64 * 4 / 2**20
+    assert large < small + copy + 16, f"{small:.0f} MiB at 8,000 and {large:.0f} MiB at 152,000"
