@@ -1,0 +1,55 @@
+"""Start, train and stop with the engine vllm, again and again in one process: vllm_cycles.py [CYCLES].
+
+Prints what the process holds after the first cycle (what a first start sets up for good is not counted) and after the
+last, and exits with 1 if anything but memory grew: children, threads, files and sockets, shared memory, temporary files.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def held() -> dict[str, int]:
+    """What this process and its kind hold."""
+    links = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
+    status = Path("/proc/self/status").read_text()
+    out = {
+        "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
+        "threads": int(status.split("Threads:")[1].split()[0]),
+        "sockets": sum(name.startswith("socket:") for name in links),
+        "other files": sum(not name.startswith("socket:") for name in links),
+        "shared memory": len(list(Path("/dev/shm").iterdir())),
+        "temporary files": len(list(Path(tempfile.gettempdir()).iterdir())),
+        "resident MiB": int(status.split("VmRSS:")[1].split()[0]) // 1024,
+    }
+    import torch
+
+    if torch.cuda.is_available():
+        out["GPU MiB in use"] = (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) // 2**20
+    return out
+
+
+def main(cycles: int) -> int:
+    """0 if nothing stayed behind."""
+    from conftest import tiny_config, tiny_model
+
+    from gspo.loop import train
+
+    first: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(hidden_size=128, intermediate_size=128).model_dump()
+        for i in range(cycles):
+            train(tiny_config(Path(folder), name=f"cycle{i}", model=model, rollout__engine="vllm"))
+            last = held()
+            first = first or last
+            print(f"cycle {i + 1}: {last}", flush=True)
+    grown = [name for name in first if "MiB" not in name and last[name] > first[name]]
+    print(f"{cycles} cycles: " + (f"grown: {', '.join(grown)}" if grown else "nothing stayed behind"))
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 50))
