@@ -39,8 +39,8 @@ FREE_ON_RESUME = ("training.steps", "checkpoint", "tracking", "output")
 number of steps only under a constant learning rate: other schedules depend on it from the start."""
 
 
-_LOCKS: set[Path] = set()
-"""Folders that this process holds; the operating system frees them when it ends, however it ends."""
+_LOCKS: dict[Path, int] = {}
+"""Folders that this process holds, and the lock's file; the operating system frees them when it ends, however it ends."""
 
 
 class Clock:
@@ -107,7 +107,13 @@ def _lock(folder: Path) -> None:
     except BlockingIOError:
         os.close(lock)
         raise RecipeError(f"{folder}: another process is at work there: wait for it, or choose another --name") from None
-    _LOCKS.add(folder)
+    _LOCKS[folder] = lock
+
+
+def leave_folder(folder: Path) -> None:
+    """Let others into the folder."""
+    if folder in _LOCKS:
+        os.close(_LOCKS.pop(folder))
 
 
 def resolved(config: Config) -> dict[str, Any]:

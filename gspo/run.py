@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from . import data
 from .advantages import group_advantages
 from .config import Config
 from .evaluation.evaluate import evaluate
-from .folder import Clock, newest_checkpoint, open_folder
+from .folder import Clock, leave_folder, newest_checkpoint, open_folder
 from .objectives import clip_warning, estimate_kl
 from .prompts import training_and_evaluation_prompts
 from .reporting.records import RunRecords
@@ -283,45 +283,49 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
     start: the model that a cold start left, None for the recipe's. Raises what `train` says.
     """
     folder = open_folder(config, resume=resume)
-    rewards = build(config.rewards)
-    found = newest_checkpoint(folder, resume=resume, say=print)
-    done = found.state["step"] if found else 0
-    title = f"{config.objective.name}, {config.rollout.prompts_per_step} prompts x {config.rollout.group_size}"
-    with Signals() as signals, Terminal(config.name, config.training.steps, done=done, title=title) as terminal:
+    with ExitStack() as stack:
+        stack.callback(leave_folder, folder)
+        rewards = build(config.rewards)
+        found = newest_checkpoint(folder, resume=resume, say=print)
+        done = found.state["step"] if found else 0
+        title = f"{config.objective.name}, {config.rollout.prompts_per_step} prompts x {config.rollout.group_size}"
+        signals = stack.enter_context(Signals())
+        terminal = stack.enter_context(Terminal(config.name, config.training.steps, done=done, title=title))
         if warning := clip_warning(config.objective.name, chosen_clip(config)):
             terminal.note(f"warning: {warning}")
         weights = found.model if found and config.model.lora is None else start
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
         require_length(policy, config)
         training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
+        with signals.interruptible():
+            engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
         records = RunRecords(folder)
         records.truncate_after(done if found else -1)
-        trackers = open_trackers(
-            config.tracking, folder, config.name, config.model_dump(mode="json"), resumed_at=done if found else None
+        settings = config.model_dump(mode="json")
+        trackers = open_trackers(config.tracking, folder, config.name, settings, resumed_at=done if found else None)
+        stack.callback(trackers.close)
+        run = Run(
+            config=config,
+            folder=folder,
+            policy=policy,
+            optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
+            engine=engine,
+            probe=open_probe(config, policy, training),
+            reference=open_reference(config, policy, start),
+            rewards=rewards,
+            training=training,
+            evaluation=evaluation,
+            records=records,
+            trackers=trackers,
+            terminal=terminal,
+            signals=signals,
         )
-        with closing(open_engine(config, policy)) as engine:
-            run = Run(
-                config=config,
-                folder=folder,
-                policy=policy,
-                optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
-                engine=engine,
-                probe=open_probe(config, policy, training),
-                reference=open_reference(config, policy, start),
-                rewards=rewards,
-                training=training,
-                evaluation=evaluation,
-                records=records,
-                trackers=trackers,
-                terminal=terminal,
-                signals=signals,
-            )
-            if found:
-                run.restore(found)
-            run.sync()
-            run.clock.take()  # what came before belongs to no step
-            with _saved_when_interrupted(run):
-                yield run
+        if found:
+            run.restore(found)
+        run.sync()
+        run.clock.take()  # what came before belongs to no step
+        with _saved_when_interrupted(run):
+            yield run
 
 
 @contextmanager
@@ -336,8 +340,6 @@ def _saved_when_interrupted(run: Run) -> Iterator[None]:
         done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
         run.terminal.note(f"{done}; go on with --resume")
         raise
-    finally:
-        run.trackers.close()
 
 
 def trajectory(sample: Sample) -> Trajectory:

@@ -147,7 +147,7 @@ def test_training_stops_before_a_sample_of_wrong_weights_is_used(tmp_path, monke
     from gspo.run import Run
 
     sampled = []
-    monkeypatch.setattr("gspo.run.open_engine", lambda config, policy: IgnoringEngine(policy))
+    monkeypatch.setattr("gspo.run.open_engine", lambda config, policy, say: IgnoringEngine(policy))
     collect = Run.collect
     monkeypatch.setattr(Run, "collect", lambda run, p: sampled.append(run.step + 1) or collect(run, p))
     config = tiny_config(tmp_path, training__learning_rate=0.05)

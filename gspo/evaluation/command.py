@@ -38,7 +38,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
             where="evaluation.data",
             say=terminal.note,
         )
-        with closing(open_engine(config, policy)) as engine:
+        with closing(open_engine(config, policy, terminal.note)) as engine:
             if engine.copies_weights:
                 open_probe(config, policy, prompts)(engine)
             with terminal.generation(len(prompts) * config.evaluation.samples) as progress:

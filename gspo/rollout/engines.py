@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..config import Config
 from ..training.policy import Policy
@@ -12,13 +12,14 @@ from .probe import TOLERANCE, Probe
 from .transformers import TransformersEngine
 
 
-def open_engine(config: Config, policy: Policy) -> Engine:
+def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> Engine:
     """The engine, with the policy's weights. Close it. Raises EngineError where it is not installed or does not start."""
     rollout = config.rollout
     if rollout.engine == "transformers":
         return TransformersEngine(policy, max_rows=rollout.max_rows)
     from .vllm import VllmEngine
 
+    say("starting vLLM, which takes seconds on a CPU and a minute or two on a GPU")
     return VllmEngine(policy, rollout.vllm, max_rows=rollout.max_rows, max_tokens=config.longest_sample)
 
 
