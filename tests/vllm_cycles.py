@@ -39,7 +39,8 @@ def main(cycles: int) -> int:
     from gspo.loop import train
 
     first: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as temporary:
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary  # nobody else's files are counted
         model = tiny_model(hidden_size=128, intermediate_size=128).model_dump()
         for i in range(cycles):
             train(tiny_config(Path(folder), name=f"cycle{i}", model=model, rollout__engine="vllm"))
