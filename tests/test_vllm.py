@@ -300,3 +300,8 @@ def test_a_signal_ends_a_run_and_everything_it_started(tmp_path, number):
     assert subprocess.run(["pgrep", "-s", str(run.pid)], capture_output=True).stdout == b""
     assert list((tmp_path / "tiny" / "checkpoints").glob("step-*"))
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("gspo-vllm-*"))
+
+
+def test_sleep_on_a_cpu_is_refused_before_anything_starts():
+    with pytest.raises(EngineError, match=r"rollout.vllm.sleep = true: a CPU"):
+        start(tiny_policy(**SHAPE), sleep=True)

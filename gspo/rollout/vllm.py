@@ -83,6 +83,8 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         llm_class = _import_vllm().LLM
         on_cpu = policy.device.type == "cpu"
+        if on_cpu and self.config.sleep:
+            raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
             more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}
@@ -100,7 +102,7 @@ class VllmEngine:
                     max_model_len=self.max_tokens,
                     max_num_seqs=self.max_rows,
                     enable_prefix_caching=True,
-                    enable_sleep_mode=self.config.sleep and not on_cpu,
+                    enable_sleep_mode=self.config.sleep,
                     logits_processors=[_processor(self.draws)],
                     disable_log_stats=True,
                     **more,
@@ -157,7 +159,7 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Give weights and cache back to the trainer until the next `load`, if the recipe says so."""
-        if self.config.sleep and self._device.type == "cuda":
+        if self.config.sleep:
             self._llm.sleep(level=2)  # weights come anew with load, so nothing of them is kept
             self._asleep = True
 
