@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
@@ -88,7 +89,7 @@ def main() -> None:
         asked = requests(policy)
         config = VllmConfig(**settings(engine_name))  # type: ignore[arg-type]
         longest = max(len(r.prompt) for r in asked) + args.tokens
-        with VllmEngine(policy, config, max_rows=64, max_tokens=longest) as engine:
+        with closing(VllmEngine(policy, config, max_rows=64, max_tokens=longest)) as engine:
             sampled = engine.generate(asked, SamplingConfig(max_response_tokens=args.tokens))
         for trainer_name in args.trainers:
             trainer = policy if trainer_name == "float32" else load(args.model, trainer_name)

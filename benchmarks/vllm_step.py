@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def engine(model: str, tokens: int) -> dict[str, float]:
     prompts = [tuple(policy.tokenizer(p["prompt"]).input_ids) for p in problems(PROMPTS)]
     asked = [Request(f"{i}/{k}", p, 100 * i + k) for i, p in enumerate(prompts) for k in range(GROUP)]
     sampling = SamplingConfig(max_response_tokens=tokens)
-    with VllmEngine(policy, VllmConfig(), max_rows=len(asked), max_tokens=tokens + 512) as vllm:
+    with closing(VllmEngine(policy, VllmConfig(), max_rows=len(asked), max_tokens=tokens + 512)) as vllm:
         probe = Probe(policy, [Prompt(0, None, "", p, None) for p in prompts], sampling, tolerance=0.25)
         return {
             "generation_s": seconds(lambda: vllm.generate(asked, sampling)),

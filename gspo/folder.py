@@ -78,7 +78,7 @@ def open_folder(config: Config, *, resume: bool) -> Path:
         raise RecipeError(
             f"{folder} holds a run already: continue it with --resume, or choose another name, e.g. --name {config.name}-2"
         )
-    if stored.exists():
+    if stored.exists() and any((folder / work).exists() for work in ("metrics.jsonl", "checkpoints", "cold_start")):
         try:
             old = dict(json.loads(stored.read_text()))
         except (ValueError, TypeError) as error:

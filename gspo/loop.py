@@ -10,6 +10,7 @@ from .cold_start import cold_start
 from .config import Config
 from .reporting.html import write_report
 from .reporting.trackers import require_packages
+from .rollout.engines import require_engine
 from .run import open_run
 
 
@@ -20,6 +21,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     a step cannot be trusted; Interrupted, after a checkpoint, when a signal asked to stop.
     """
     require_packages(config.tracking)
+    require_engine(config)
     start = cold_start(config, resume=resume) if config.cold_start else None
     with open_run(config, start, resume=resume) as run:
         if run.step == 0 and run.evaluation:

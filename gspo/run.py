@@ -153,11 +153,15 @@ class Run:
     def sync(self) -> None:
         """Hand the weights to the engine, and hold it to them. Raises TrainingError, since the weights have moved."""
         try:
-            self.engine.load(self.policy)
-            if self.engine.copies_weights:
-                self.probed = self.probe(self.engine)
+            self.prove()
         except EngineError as error:
             raise TrainingError(f"step {self.step + 1}: the engine cannot take up the new weights: {error}") from error
+
+    def prove(self) -> None:
+        """Load the weights as they are, and compare engine and trainer."""
+        self.engine.load(self.policy)
+        if self.engine.copies_weights:
+            self.probed = self.probe(self.engine)
 
     def advance(self, cursor: data.Cursor) -> None:
         """The batch is trained on: from here on it belongs to the past."""
@@ -322,7 +326,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
         )
         if found:
             run.restore(found)
-        run.sync()
+        run.prove()
         run.clock.take()  # what came before belongs to no step
         with _saved_when_interrupted(run):
             yield run

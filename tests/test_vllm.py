@@ -6,6 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,7 @@ def start(policy: Policy, **settings):
     from gspo.rollout.vllm import VllmEngine
 
     rows = settings.pop("rows", 8)
-    return VllmEngine(policy, VllmConfig(**settings), max_rows=rows, max_tokens=256)
+    return closing(VllmEngine(policy, VllmConfig(**settings), max_rows=rows, max_tokens=256))
 
 
 def requests(num: int = 5, group: int = 4, *, longest: int = 20, seed: int = 0) -> list[Request]:
@@ -251,14 +253,53 @@ def test_an_engine_that_is_not_there_says_what_to_install(monkeypatch):
         start(tiny_policy())
 
 
-def test_an_engine_that_cannot_run_a_model_says_so_and_leaves_nothing():
+def test_a_model_that_the_build_cannot_run_is_refused_before_anything_starts():
+    with pytest.raises(EngineError, match=r"heads of 32 or more and a multiple of 16; this model's are 8: use"):
+        start(tiny_policy())
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(monkeypatch):
+    with start(tiny_policy(**SHAPE)):
+        pass  # what a first start sets up for good is not counted
     before = left_behind()
-    with (  # heads of 8, which the CPU build has no attention for
-        pytest.raises(EngineError, match=r'vLLM failed .*head_dim=8.*use rollout.engine = "transformers"'),
-        start(tiny_policy()) as engine,
-    ):
-        engine.generate(requests(), SamplingConfig(max_response_tokens=4))
+    with pytest.raises(EngineError, match=r"did not start: .*; lower rollout.max_rows"):
+        start(tiny_policy(**SHAPE), rows=100_000)
+    monkeypatch.setattr("gspo.rollout.vllm.CPU_CACHE_GIB", 1e-6)
+    with pytest.raises(EngineError, match=r"did not start: .*; lower rollout.max_prompt_tokens or max_response_tokens"):
+        start(tiny_policy(**SHAPE))
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    with pytest.raises(EngineError, match=r"did not start: .*; set TMPDIR to a folder"):
+        start(tiny_policy(**SHAPE))
+    monkeypatch.undo()
     assert left_behind() == before
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_call_that_failed_is_the_last(monkeypatch):
+    """Its samples are still inside: another call would be answered with them."""
+    with start(tiny_policy(**SHAPE)) as engine:
+        with pytest.raises(EngineError, match="do not fit"):
+            engine.generate([*requests(), Request("long", (2,) * 250, 0)], SamplingConfig(max_response_tokens=12))
+        again = engine.generate(requests(), SamplingConfig(max_response_tokens=6))  # nothing had been asked of vLLM
+        assert_same(again, TransformersEngine(tiny_policy(**SHAPE), max_rows=8).generate(
+            requests(), SamplingConfig(max_response_tokens=6)))  # fmt: skip
+
+        def stop(finished: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(requests(), SamplingConfig(max_response_tokens=12), stop)
+        with pytest.raises(EngineError, match="failed in an earlier call"):
+            engine.generate(requests(), SamplingConfig(max_response_tokens=6))
+
+
+def test_a_missing_engine_is_noticed_before_the_cold_start(tmp_path, monkeypatch):
+    from gspo.loop import train
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"needs vLLM: pip install"):
+        train(tiny_config(tmp_path, rollout__engine="vllm", cold_start={"steps": 2, "batch_size": 4}))
+    assert not (tmp_path / "tiny").exists()
 
 
 def left_behind() -> dict[str, object]:
@@ -268,7 +309,7 @@ def left_behind() -> dict[str, object]:
     return {
         "children": len(children),
         "sockets": sum(name.startswith("socket:") for name in sockets),
-        "files": sorted(p.name for p in Path("/tmp").glob("gspo-vllm-*")),
+        "files": sorted(p.name for p in Path(tempfile.gettempdir()).glob(f"gspo-vllm-{os.getpid()}-*")),
     }
 
 
@@ -299,7 +340,7 @@ def test_a_signal_ends_a_run_and_everything_it_started(tmp_path, number):
     assert run.wait(60) == 3  # the script's word for Interrupted
     assert subprocess.run(["pgrep", "-s", str(run.pid)], capture_output=True).stdout == b""
     assert list((tmp_path / "tiny" / "checkpoints").glob("step-*"))
-    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("gspo-vllm-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"gspo-vllm-{run.pid}-*"))
 
 
 def test_sleep_on_a_cpu_is_refused_before_anything_starts():

