@@ -141,8 +141,8 @@ class Run:
 
     def update(self, minibatches: list[Minibatch]) -> Updated:
         """The gradient steps, with whatever memory the engine can spare meanwhile."""
-        self.engine.rest()
         try:
+            self.engine.rest()
             return update(self.policy, self.optimizer, minibatches, self.config, self.skips)
         except torch.OutOfMemoryError as error:
             raise TrainingError(

@@ -11,7 +11,7 @@ from conftest import ALPHABET, tiny_config, tiny_policy
 
 from gspo.config import SamplingConfig
 from gspo.rollout import engines
-from gspo.rollout.probe import MOVED_SHARE, TOLERANCE, Probe, ProbeError
+from gspo.rollout.probe import TOLERANCE, Probe, ProbeError
 from gspo.rollout.transformers import TransformersEngine
 from gspo.training.policy import Policy
 from gspo.types import Prompt
@@ -87,17 +87,6 @@ def test_an_engine_that_ignores_a_large_update_is_stopped_with_both_numbers():
     assert "version 1" in str(stop.value) and "tolerance 0.002" in str(stop.value)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_ignored_update_far_below_the_tolerance_is_noticed_too(dtype):
-    policy = tiny_policy(dtype)
-    engine, probe = IgnoringEngine(policy), probe_of(policy, "bfloat16")
-    probe(engine)
-    move(policy, 1e-6 if dtype == "float32" else 2e-3)
-    engine.load(policy)
-    with pytest.raises(ProbeError, match="ignored the weights of version 1"):
-        probe(engine)
-
-
 def test_a_stale_embedding_is_stopped():
     policy = tiny_policy()
     engine, probe = StaleEmbedding(policy), probe_of(policy)
@@ -112,7 +101,6 @@ def test_loading_unmoved_weights_again_is_no_fault():
     policy = tiny_policy()
     engine, probe = CopyingEngine(policy), probe_of(policy)
     assert probe(engine) == probe(engine)
-    assert 0 < MOVED_SHARE < 1
 
 
 def test_a_fresh_token_is_compared_even_if_every_fixed_one_agrees(monkeypatch):

@@ -1,8 +1,8 @@
 """The probe: after each load the engine's log-probabilities are held against the trainer's, before a sample is used.
 
 An engine can take weights without an error and be wrong: an update ignored, a tied matrix left stale, experts in another
-order. On a few fixed tokens (the beginnings of the first prompts, scored) and a few fresh ones (sampled after them, with
-the caches that sampling uses), both sides must agree to their precision.
+order. On a few fixed tokens (the beginnings of the first prompts, scored) and a few fresh ones (sampled after them as
+samples are), both sides must agree to their precision.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ seen at 1e-6 (a CPU), 0.005 and 0.04 on average over responses; fixed tokens are
 NUM_PROMPTS, PROMPT_TOKENS, FRESH_TOKENS = 4, 64, 8
 """Enough for a mean, and a few milliseconds."""
 
-MOVED_SHARE = 0.5
-"""Share of the fixed tokens that must have changed for the trainer before an engine that changed at none is suspected: a
-bfloat16 weight that moved by one rounding can show on one side alone."""
-
 
 class ProbeError(TrainingError):
     """Engine and trainer do not have the same weights; both numbers are in the message."""
 
 
 class Probe:
-    """Compares an engine with its policy; remembers what both said after the load before."""
+    """Compares an engine with its policy."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, *, tolerance: float) -> None:
         """prompts: whose first tokens are the fixed ones. sampling: the rollout's temperature and limit are taken."""
@@ -43,40 +39,27 @@ class Probe:
         self.fixed = [p.token_ids[:PROMPT_TOKENS] for p in prompts[:NUM_PROMPTS]]
         limit = min(FRESH_TOKENS, sampling.max_response_tokens)
         self.sampling = SamplingConfig(temperature=sampling.temperature, max_response_tokens=limit)
-        self._before: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, engine: Engine) -> float:
         """Mean |log p(engine) - log p(trainer)| over the tokens, nats. Raises ProbeError above the tolerance.
 
-        Raises it too where the trainer's log-probabilities moved since the last load and the engine's did not at all: in
-        bfloat16 an ignored update of 1e-6 is far below any tolerance.
+        Not covered: an engine that keeps a part of the old weights after a small update can stay below the tolerance. An
+        engine that can makes its old weights unusable before each load, as vLLM's does.
         """
-        fixed_engine, fixed_trainer = self._fixed(engine)
-        fresh_engine, fresh_trainer = self._fresh(engine)
-        both = np.concatenate([fixed_engine, fresh_engine]), np.concatenate([fixed_trainer, fresh_trainer])
-        difference = float(np.abs(both[0] - both[1]).mean())
-        if not difference <= self.tolerance:
+        fixed, fresh = self._compare(engine, *self._fixed(engine)), self._compare(engine, *self._fresh(engine))
+        return float(np.concatenate([fixed, fresh]).mean())
+
+    def _compare(self, engine: Engine, by_engine: np.ndarray, by_trainer: np.ndarray) -> np.ndarray:
+        """The absolute differences [tokens]."""
+        difference = np.abs(by_engine - by_trainer)
+        if len(difference) and not difference.mean() <= self.tolerance:
             raise ProbeError(
                 f"after loading weights of version {engine.version} the engine does not have the trainer's: mean "
-                f"log-probability of {len(both[0])} tokens {both[0].mean():.4f} by the engine, {both[1].mean():.4f} by the "
-                f"trainer, mean absolute difference {difference:.2g} nats a token, tolerance {self.tolerance:g}; "
-                'no sample was used; try rollout.engine = "transformers"'
+                f"log-probability of {len(difference)} tokens {by_engine.mean():.4f} by the engine, "
+                f"{by_trainer.mean():.4f} by the trainer, mean absolute difference {difference.mean():.2g} nats a token, "
+                f'tolerance {self.tolerance:g}; no sample was used; try rollout.engine = "transformers"'
             )
-        self._require_moved(engine, fixed_engine, fixed_trainer)
-        self._before = (fixed_engine, fixed_trainer)
         return difference
-
-    def _require_moved(self, engine: Engine, by_engine: np.ndarray, by_trainer: np.ndarray) -> None:
-        if self._before is None or not len(by_engine):
-            return
-        old_engine, old_trainer = self._before
-        moved = by_trainer != old_trainer
-        if moved.mean() > MOVED_SHARE and np.array_equal(by_engine, old_engine):
-            raise ProbeError(
-                f"the engine ignored the weights of version {engine.version}: since the load before, the trainer's "
-                f"log-probabilities of the fixed tokens moved by up to {np.abs(by_trainer - old_trainer).max():.2g} nats, "
-                f'the engine\'s by 0; no sample was used; try rollout.engine = "transformers"'
-            )
 
     def _fixed(self, engine: Engine) -> tuple[np.ndarray, np.ndarray]:
         sequences = [tokens for tokens in self.fixed if len(tokens) > 1]

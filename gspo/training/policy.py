@@ -105,10 +105,11 @@ class Policy:
 
     def named_weights(self) -> Iterator[tuple[str, Any]]:
         """Every weight by its Hugging Face name, adapters merged in; tied weights once, the base left untouched."""
-        merged = _merged_weights(self.model) if self.adapter is not None else {}
+        layers = dict(self.model.named_modules())
         for name, tensor in self.model.named_parameters():
-            if "lora_" not in name:
-                yield name.replace(".base_layer.", "."), merged.get(name, tensor.detach())
+            layer = layers.get(name.removesuffix(".base_layer.weight"))
+            if "lora_" not in name:  # a merged matrix is made when it is asked for: never two models at once
+                yield name.replace(".base_layer.", "."), tensor.detach() if layer is None else _merged(layer)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face format, adapters merged; with LoRA also the adapter in `adapter/`."""
@@ -245,7 +246,9 @@ def _add_lora(model: Any, config: LoraConfig) -> Any:
     outer = (model.get_input_embeddings(), model.get_output_embeddings())
     try:
         adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
-        _merged_weights(model)  # every adapter must be one that a checkpoint can merge
+        for layer in model.modules():  # every adapter must be one that a checkpoint can merge
+            if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
+                _merged(layer)
     except Exception as error:  # peft's own kinds of refusal are many
         raise ModelError(f"model.lora: target_modules = {targets!r} do not fit this model: {error}") from error
     if outer != (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -253,16 +256,11 @@ def _add_lora(model: Any, config: LoraConfig) -> Any:
     return adapter
 
 
-def _merged_weights(model: Any) -> dict[str, Tensor]:
-    """base + scale B A of every adapted layer, in float32 before rounding to the base's precision."""
-    merged = {}
-    for name, layer in model.named_modules():
-        if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
-            with torch.no_grad():
-                base = layer.base_layer.weight
-                total = base.float() + layer.get_delta_weight("default").float()
-                merged[f"{name}.base_layer.weight"] = total.to(base.dtype)
-    return merged
+@torch.no_grad()
+def _merged(layer: Any) -> Tensor:
+    """base + scale B A of an adapted layer, in float32 before rounding to the base's precision."""
+    base = layer.base_layer.weight
+    return (base.float() + layer.get_delta_weight("default").float()).to(base.dtype)
 
 
 @torch.no_grad()

