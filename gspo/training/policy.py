@@ -110,6 +110,8 @@ class Policy:
             layer = layers.get(name.removesuffix(".base_layer.weight"))
             if "lora_" not in name:  # a merged matrix is made when it is asked for: never two models at once
                 yield name.replace(".base_layer.", "."), tensor.detach() if layer is None else _merged(layer)
+        saved = self.model.state_dict().keys()  # what a checkpoint holds besides: an expert's bias of choice, say
+        yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face format, adapters merged; with LoRA also the adapter in `adapter/`."""
