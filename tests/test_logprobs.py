@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import sampled, tiny_model
 
+from gspo.rollout import transformers as transformers_engine
 from gspo.training import logprobs
-from gspo.training.logprobs import linear_logprobs
+from gspo.training.logprobs import head_weight, linear_logprobs
 from gspo.training.packing import make_micro_batches
 from gspo.training.policy import load_policy
 
@@ -114,6 +115,19 @@ def test_engine_and_trainer_agree_with_a_float32_head_as_well_as_without(dtype):
             gap[engine, trainer] = float((other.score(micro)[0].detach() - told_T).square().mean().sqrt())
     assert gap["float32", "float32"] < 1.1 * gap["same", "same"]
     assert gap["float32", "same"] > 1.5 * gap["float32", "float32"]  # each side takes the setting up
+
+
+def test_the_engine_copies_the_matrix_once_a_call_however_many_tokens_it_draws(monkeypatch):
+    config = tiny_model("bfloat16").model_copy(update={"head_dtype": "float32"})
+    policy, made = load_policy(config, temperature=1.0, seed=0), []
+
+    def counted(*args, **kwargs):
+        made.append(head_weight(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(transformers_engine, "head_weight", counted)
+    assert max(t.num_trained for t in sampled(policy, [3, 5])) > 1
+    assert [head.dtype for head in made] == [torch.float32]
 
 
 def peak_beyond_weights_mib(vocabulary: int, dtype: str = "float32", float32_head: bool = False) -> float:

@@ -88,6 +88,8 @@ class _Batch:
         self.sampled = np.zeros(len(requests), np.int64)
         self.seeds = np.array([r.seed for r in requests], np.uint64)
         self.eos = np.array(sorted(policy.eos_ids))
+        # Once a call, not once a token: a float32 copy takes longer than the product of a few rows.
+        self.head_VH = head_weight(policy.head, float32_head=policy.float32_head)
         self.max_rows = min(max_rows, len(requests))
         self.row_request = np.zeros(0, np.int64)  # [R] the request that each row works on
         self.row_running = np.zeros(0, bool)
@@ -184,10 +186,9 @@ class _Batch:
         request = self.row_request[rows]
         number = self.sampled[request]
         u_R = torch.from_numpy(uniform(self.seeds[request], number)).to(hidden_RH.device)
-        at_once = chunk_rows(self.policy.head)
-        head_VH = head_weight(self.policy.head, float32_head=self.policy.float32_head)
+        at_once = chunk_rows(self.head_VH)
         drawn = [
-            draw(hidden.to(head_VH.dtype) @ head_VH.T, self.sampling, u)
+            draw(hidden.to(self.head_VH.dtype) @ self.head_VH.T, self.sampling, u)
             for hidden, u in zip(hidden_RH.split(at_once), u_R.split(at_once), strict=True)
         ]
         token, logp = (torch.cat(parts).cpu().numpy() for parts in zip(*drawn, strict=True))
