@@ -90,6 +90,7 @@ def main() -> None:
         config = VllmConfig(**settings(engine_name))  # type: ignore[arg-type]
         longest = max(len(r.prompt) for r in asked) + args.tokens
         with closing(VllmEngine(policy, config, max_rows=64, max_tokens=longest)) as engine:
+            engine.load(policy)
             sampled = engine.generate(asked, SamplingConfig(max_response_tokens=args.tokens))
         for trainer_name in args.trainers:
             trainer = policy if trainer_name == "float32" else load(args.model, trainer_name)

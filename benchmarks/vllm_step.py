@@ -81,6 +81,7 @@ def engine(model: str, tokens: int) -> dict[str, float]:
     asked = [Request(f"{i}/{k}", p, 100 * i + k) for i, p in enumerate(prompts) for k in range(GROUP)]
     sampling = SamplingConfig(max_response_tokens=tokens)
     with closing(VllmEngine(policy, VllmConfig(), max_rows=len(asked), max_tokens=tokens + 512)) as vllm:
+        vllm.load(policy)
         probe = Probe(policy, [Prompt(0, None, "", p, None) for p in prompts], sampling, tolerance=0.25)
         return {
             "generation_s": seconds(lambda: vllm.generate(asked, sampling)),

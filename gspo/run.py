@@ -27,7 +27,7 @@ from .reporting.trackers import Trackers, open_trackers
 from .rewards import Built, RewardError, build, score
 from .rollout.collect import collect
 from .rollout.engine import Engine, EngineError, sample_seed
-from .rollout.engines import open_engine, open_probe
+from .rollout.engines import open_engine, open_probe, prove
 from .rollout.probe import Probe
 from .signals import Interrupted, Signals
 from .training import checkpoint
@@ -159,9 +159,7 @@ class Run:
 
     def prove(self) -> None:
         """Load the weights as they are, and compare engine and trainer."""
-        self.engine.load(self.policy)
-        if self.engine.copies_weights:
-            self.probed = self.probe(self.engine)
+        self.probed = prove(self.engine, self.policy, self.probe)
 
     def advance(self, cursor: data.Cursor) -> None:
         """The batch is trained on: from here on it belongs to the past."""

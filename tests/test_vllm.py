@@ -37,7 +37,9 @@ def start(policy: Policy, **settings):
     from gspo.rollout.vllm import VllmEngine
 
     rows = settings.pop("rows", 8)
-    return closing(VllmEngine(policy, VllmConfig(**settings), max_rows=rows, max_tokens=256))
+    engine = VllmEngine(policy, VllmConfig(**settings), max_rows=rows, max_tokens=256)
+    engine.load(policy)
+    return closing(engine)
 
 
 def requests(num: int = 5, group: int = 4, *, longest: int = 20, seed: int = 0) -> list[Request]:

@@ -10,7 +10,7 @@ from ..prompts import load_prompts
 from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
 from ..rewards import build
-from ..rollout.engines import open_engine, open_probe
+from ..rollout.engines import open_engine, open_probe, prove
 from ..training import checkpoint
 from ..training.policy import load_policy, require_length
 from .evaluate import evaluate
@@ -39,8 +39,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
             say=terminal.note,
         )
         with closing(open_engine(config, policy, terminal.note)) as engine:
-            if engine.copies_weights:
-                open_probe(config, policy, prompts)(engine)
+            prove(engine, policy, open_probe(config, policy, prompts))
             with terminal.generation(len(prompts) * config.evaluation.samples) as progress:
                 done = evaluate(
                     engine,

@@ -23,7 +23,7 @@ def require_engine(config: Config) -> None:
 
 
 def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> Engine:
-    """The engine, with the policy's weights. Close it. Raises EngineError where it is not installed or does not start."""
+    """The engine; load the policy, and close it. Raises EngineError where it is not installed or does not start."""
     rollout = config.rollout
     if rollout.engine == "transformers":
         return TransformersEngine(policy, max_rows=rollout.max_rows)
@@ -31,6 +31,12 @@ def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> E
 
     say("starting vLLM, which takes seconds on a CPU and a minute or two on a GPU")
     return VllmEngine(policy, rollout.vllm, max_rows=rollout.max_rows, max_tokens=config.longest_sample)
+
+
+def prove(engine: Engine, policy: Policy, probe: Probe) -> float | None:
+    """Load the policy's weights and compare engine and trainer, where the engine has weights of its own; what was found."""
+    engine.load(policy)
+    return probe(engine) if engine.copies_weights else None
 
 
 def open_probe(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Probe:

@@ -44,11 +44,12 @@ class VllmEngine:
     copies_weights = True
 
     def __init__(self, policy: Policy, config: VllmConfig, *, max_rows: int, max_tokens: int) -> None:
-        """Start vLLM for models of the policy's shape and load the policy's weights.
+        """Start vLLM for models of the policy's shape; `load` then brings the weights.
 
         max_tokens: longest prompt and response together. Raises EngineError where vLLM is missing or does not start.
         """
-        self.config, self.max_rows, self.max_tokens, self.version = config, max_rows, max_tokens, policy.version
+        self.config, self.max_rows, self.max_tokens = config, max_rows, max_tokens
+        self.version = -1  # random weights, until the first load
         self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
         self.dtype = str(policy.head.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws = _Draws()
@@ -61,7 +62,6 @@ class VllmEngine:
             self._model = self._llm.collective_rpc("get_model")[0]
             if config.head_dtype == "float32":
                 _widen_head(self._model)
-            self.load(policy)
         except BaseException:
             self.close()
             raise
