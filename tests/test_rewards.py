@@ -279,3 +279,12 @@ def test_a_gold_answer_that_math_verify_cannot_parse_is_found():
     (check,) = gold_checks([reward(type="math")])
     assert check(r"\frac{1}{2}", {}) is None
     assert "cannot parse" in check("^_", {})
+
+
+def test_a_gold_answer_on_which_math_verify_fails_is_a_fault_of_its_row(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("math_verify.parse", fail)
+    (check,) = gold_checks([reward(type="math")])
+    assert "fails on the gold answer '7': RecursionError: too deep" in check("7", {})

@@ -146,3 +146,14 @@ def test_async_rewards_work_inside_a_running_loop():
 
 def test_a_failing_sync_reward_leaves_no_coroutine_unawaited():
     refused(lambda: score([own(picky_later, "later", on_error="abstain"), own(picky, "now")], THREE), "now")
+
+
+def test_a_rewards_own_error_travels_from_a_second_try_too():
+    """`abstain` is for exceptions; a RewardError says that the reward itself cannot be trusted."""
+
+    def picky(samples):
+        if len(samples) > 1:
+            raise ValueError("the batch as a whole")
+        raise RewardError("no verifier here")
+
+    refused(lambda: score([own(picky, "picky", on_error="abstain")], THREE), "picky", THREE[0].id, "no verifier here")
