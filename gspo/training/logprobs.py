@@ -1,6 +1,7 @@
 """Log-probabilities out of hidden states without ever holding [tokens, vocabulary].
 
-T tokens, H width, V vocabulary. Logits exist for one chunk of tokens at a time, forward and again in backward.
+T tokens, H width, V vocabulary, C rows of a chunk. Logits exist for one chunk of tokens at a time, forward and again in
+backward. The matrix products are torch's; on a GPU what lies between them is a kernel a pass, elsewhere torch's operations.
 """
 
 from __future__ import annotations
@@ -42,13 +43,6 @@ def _chunks(num_tokens: int, weight_VH: Tensor) -> list[slice]:
     return [slice(start, min(start + rows, num_tokens)) for start in range(0, num_tokens, rows)]
 
 
-def _logits(hidden_CH: Tensor, head_VH: Tensor, temperature: float) -> Tensor:
-    logits_CV = hidden_CH.to(head_VH.dtype) @ head_VH.T
-    if logits_CV.dtype != torch.float64:
-        logits_CV = logits_CV.float()
-    return logits_CV.div_(temperature) if temperature != 1 else logits_CV
-
-
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, temperature: float, float32_head: bool):
@@ -56,11 +50,8 @@ class _LinearLogProbs(torch.autograd.Function):
         head_VH = head_weight(weight_VH, float32_head=float32_head)
         logp_T, entropy_T, norm_T = hidden_TH.new_empty((3, len(target_T)), dtype=wide)
         for at in _chunks(len(target_T), weight_VH):
-            logits_CV = _logits(hidden_TH[at], head_VH, temperature)
-            norm_T[at] = logits_CV.logsumexp(-1)
-            logp_T[at] = logits_CV.gather(1, target_T[at, None])[:, 0] - norm_T[at]
-            logits_CV -= norm_T[at, None]
-            entropy_T[at] = -torch.linalg.vecdot(logits_CV.exp(), logits_CV)
+            logits_CV = hidden_TH[at].to(head_VH.dtype) @ head_VH.T
+            logp_T[at], entropy_T[at], norm_T[at] = _statistics(logits_CV, target_T[at], temperature)
         ctx.save_for_backward(hidden_TH, weight_VH, target_T, norm_T)
         ctx.temperature, ctx.float32_head = temperature, float32_head
         ctx.mark_non_differentiable(entropy_T)
@@ -70,15 +61,13 @@ class _LinearLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         hidden_TH, weight_VH, target_T, norm_T = ctx.saved_tensors
         head_VH = head_weight(weight_VH, float32_head=ctx.float32_head)
-        scaled_T = grads[0] / ctx.temperature
         grad_hidden_TH = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
         grad_weight_VH = None
         if ctx.needs_input_grad[1]:  # summed over chunks, so at least in float32
             grad_weight_VH = torch.zeros_like(weight_VH, dtype=norm_T.dtype)
         for at in _chunks(len(target_T), weight_VH):
-            grad_CV = _logits(hidden_TH[at], head_VH, ctx.temperature)
-            grad_CV.sub_(norm_T[at, None]).exp_().mul_(-scaled_T[at, None])
-            grad_CV.scatter_add_(1, target_T[at, None], scaled_T[at, None])
+            logits_CV = hidden_TH[at].to(head_VH.dtype) @ head_VH.T
+            grad_CV = _gradient(logits_CV, target_T[at], norm_T[at], grads[0][at], ctx.temperature)
             if grad_hidden_TH is not None:
                 grad_hidden_TH[at] = (grad_CV.to(head_VH.dtype) @ head_VH).to(hidden_TH.dtype)
             if grad_weight_VH is not None:
@@ -86,6 +75,43 @@ class _LinearLogProbs(torch.autograd.Function):
         if grad_weight_VH is not None:
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         return grad_hidden_TH, grad_weight_VH, None, None, None
+
+
+def _statistics(logits_CV: Tensor, target_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the target, entropy and logsumexp of softmax(logits / temperature): [C] each."""
+    if _has_kernels(logits_CV):
+        from .logprob_kernels import row_statistics
+
+        return row_statistics(logits_CV, target_C, temperature)
+    logits_CV = _scaled(logits_CV, temperature)
+    norm_C = logits_CV.logsumexp(-1)
+    logp_C = logits_CV.gather(1, target_C[:, None])[:, 0] - norm_C
+    logits_CV -= norm_C[:, None]
+    return logp_C, -torch.linalg.vecdot(logits_CV.exp(), logits_CV), norm_C
+
+
+def _gradient(logits_CV: Tensor, target_C: Tensor, norm_C: Tensor, grad_C: Tensor, temperature: float) -> Tensor:
+    """The gradient of the logits [C, V], given the one of the log-probabilities; the logits are overwritten."""
+    if _has_kernels(logits_CV):
+        from .logprob_kernels import logits_to_gradient
+
+        logits_to_gradient(logits_CV, target_C, norm_C, grad_C, temperature)
+        return logits_CV
+    scaled_C1 = (grad_C / temperature)[:, None]
+    grad_CV = _scaled(logits_CV, temperature)
+    grad_CV.sub_(norm_C[:, None]).exp_().mul_(-scaled_C1)
+    return grad_CV.scatter_add_(1, target_C[:, None], scaled_C1)
+
+
+def _has_kernels(logits_CV: Tensor) -> bool:
+    """Kernels are for NVIDIA's GPUs, whose torch brings Triton along, and compute in float32."""
+    return logits_CV.is_cuda and logits_CV.dtype != torch.float64
+
+
+def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
+    if logits_CV.dtype != torch.float64:
+        logits_CV = logits_CV.float()
+    return logits_CV.div_(temperature) if temperature != 1 else logits_CV
 
 
 def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, precision: torch.dtype) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..chat import character_tokenizer, eos_ids
 from ..config import Config, CreateConfig, LoraConfig, ModelConfig
 from .attention import NAME as ATTENTION
 from .attention import Layout
+from .kernels import KernelError, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
 
@@ -72,10 +74,12 @@ class Policy:
         )
 
     def hidden(self, token_ids: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
-        """Last hidden states [B, N, H] of token ids [B, N] at positions [B, N]."""
-        return self.backbone(input_ids=token_ids, position_ids=positions, use_cache="cache" in kwargs, **{
-            self.cache_name if k == "cache" else k: v for k, v in kwargs.items()
-        }).last_hidden_state  # fmt: skip
+        """Last hidden states [B, N, H] of token ids [B, N] at positions [B, N]. With a cache, layers run uncompiled."""
+        sampling = "cache" in kwargs
+        with uncompiled() if sampling else nullcontext():
+            return self.backbone(input_ids=token_ids, position_ids=positions, use_cache=sampling, **{
+                self.cache_name if k == "cache" else k: v for k, v in kwargs.items()
+            }).last_hidden_state  # fmt: skip
 
     @property
     def backbone(self) -> nn.Module:
@@ -152,7 +156,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     adapter = _add_lora(model, config.lora) if config.lora else None
     policy = Policy(model, tokenizer, device, temperature, adapter, float32_head=config.head_dtype == "float32")
     policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer)
-    _check_packed_path(policy)
+    _choose_packed_path(policy, config)
     return policy
 
 
@@ -266,8 +270,8 @@ def _merged(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _check_packed_path(policy: Policy) -> None:
-    """Compare the packed path with the model's own forward and attention on a few tokens, then choose the packed one.
+def _choose_packed_path(policy: Policy, config: ModelConfig) -> None:
+    """Go over to packed attention and the kernels asked for, and compare with the model's own forward on a few tokens.
 
     No architecture is wrong silently: raises ModelError where the two differ.
     """
@@ -277,6 +281,13 @@ def _check_packed_path(policy: Policy) -> None:
     positions = torch.arange(length, device=policy.device).expand(2, -1)
     plain = policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits.flatten(0, 1).float()
     policy.model.set_attn_implementation(ATTENTION)
+    try:
+        if config.liger:
+            use_liger(policy.model)
+        if config.compile:
+            compile_layers(policy.backbone)
+    except KernelError as error:
+        raise ModelError(str(error)) from error
     layout = Layout.of([length, length], policy.device)
     hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
     difference = float(((hidden @ policy.head.T).float() - plain).norm() / plain.norm())

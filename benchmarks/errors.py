@@ -1,0 +1,139 @@
+"""How far each fast path is from float64, beside the plain path in the same precision.
+
+    python benchmarks/errors.py [--device cuda]
+
+Relative errors (norm of the difference over the norm in float64) of values and gradients. A fast path may not be further
+off than the plain path in its own precision, times two for the luck of rounding; float32 may be off by 1e-5 at most. Prints
+a row a path and exits with 1 where one is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gspo.config import CreateConfig, ModelConfig
+from gspo.training import logprobs
+from gspo.training.attention import Layout, packed_attention
+from gspo.training.logprobs import linear_logprobs
+from gspo.training.policy import load_policy
+
+LENGTHS = [700, 512, 300, 129, 64, 7, 1]
+SLACK = 2.0
+FLOAT32_BOUND = 1e-5
+
+
+def relative(a: Tensor, exact: Tensor) -> float:
+    """Norm of the difference over the norm."""
+    return float((a.double() - exact).norm() / exact.norm())
+
+
+def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """The value and the gradient of every input, for an upstream gradient that is the same in every precision."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, out.dtype)
+    (out * upstream).sum().backward()
+    return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+def report(name: str, dtype: torch.dtype, fast: list[Tensor], plain: list[Tensor], exact: list[Tensor]) -> bool:
+    """One row; whether it is within bounds."""
+    mine, theirs = (max(relative(a, e) for a, e in zip(xs, exact, strict=True)) for xs in (fast, plain))
+    bound = max(SLACK * theirs, FLOAT32_BOUND if dtype == torch.float32 else 0.0)
+    good = mine <= bound
+    print(f"{name:44} {str(dtype)[6:]:9} fast {mine:.1e}  plain {theirs:.1e}  {'' if good else 'TOO FAR'}", flush=True)
+    return good
+
+
+def attention_rows(device: str) -> list[bool]:
+    """Varlen attention against one sequence after the other."""
+    layout, out = Layout.of(LENGTHS, device), []
+    for heads, groups, width in ((4, 4, 64), (8, 2, 128), (4, 1, 256), (4, 2, 96)):
+        g = torch.Generator().manual_seed(0)
+        wide = [torch.randn(1, h, sum(LENGTHS), width, generator=g).to(device) for h in (heads, groups, groups)]
+
+        def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed_attention(torch.nn.Module(), q, k, v, None, layout=layout)[0]
+
+        def alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            parts = zip(*(x.split(LENGTHS, dim=2) for x in (q, k, v)), strict=True)
+            each = [scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True) for part in parts]
+            return torch.cat(each, dim=2).transpose(1, 2)
+
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            inputs = [x.to(dtype) for x in wide]
+            exact = gradients(alone, [x.double() for x in inputs])
+            name = f"attention {heads}/{groups} heads of {width}"
+            out.append(report(name, dtype, gradients(packed, inputs), gradients(alone, inputs), exact))
+    return out
+
+
+def head_rows(device: str) -> list[bool]:
+    """Log-probabilities and their gradients against a plain softmax over [tokens, vocabulary]."""
+    out, g = [], torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(900, 256, generator=g).to(device), torch.randn(5003, 256, generator=g).to(device) / 8
+    target = torch.randint(5003, (900,), generator=g).to(device)
+    logprobs.CHUNK_ELEMENTS[device] = 5003 * 256
+    for temperature in (1.0, 0.7):
+
+        def fast(h: Tensor, w: Tensor, t: float = temperature) -> Tensor:
+            return linear_logprobs(h, w, target, temperature=t)[0]
+
+        def plain(h: Tensor, w: Tensor, t: float = temperature) -> Tensor:
+            logits = h @ w.T
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            return (wide / t).log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            inputs = [x.to(dtype) for x in (hidden, weight)]
+            exact = gradients(plain, [x.double() for x in inputs])
+            name = f"log-probabilities at temperature {temperature:g}"
+            out.append(report(name, dtype, gradients(fast, inputs), gradients(plain, inputs), exact))
+    return out
+
+
+def layer_rows(device: str) -> list[bool]:
+    """A whole model with each setting against the same weights in float64: log-probabilities and all gradients."""
+    create = CreateConfig(
+        alphabet="0123456789", hidden_size=256, intermediate_size=512, num_layers=4, num_heads=8, num_kv_heads=4
+    )
+    config, out = ModelConfig(create=create, device=device), []  # type: ignore[arg-type]
+    ids = torch.randint(12, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(device)
+    places = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
+    layout = Layout.of(LENGTHS, device)
+
+    def run(dtype: torch.dtype, computed: torch.dtype | None = None, **settings: bool) -> list[Tensor]:
+        policy = load_policy(config.model_copy(update=settings), temperature=1.0, seed=0)
+        policy.model.to(dtype).to(computed or dtype)
+        hidden = policy.hidden(ids, places, layout=layout)[0]
+        logp = linear_logprobs(hidden, policy.head, ids[0], temperature=1.0)[0]
+        logp.mean().backward()
+        return [logp.detach(), *(p.grad for p in policy.trainable.values())]
+
+    settings: dict[str, dict[str, bool]] = {"compiled layers": {"compile": True}}
+    if device == "cuda":  # last: Liger replaces layers for the whole process
+        settings |= {"Liger's layers": {"liger": True}, "Liger's, compiled": {"liger": True, "compile": True}}
+    dtypes = (torch.bfloat16, torch.float16, torch.float32) if device == "cuda" else (torch.float32,)
+    exact, plain = ({dtype: run(dtype, computed) for dtype in dtypes} for computed in (torch.float64, None))
+    return [
+        report(name, dtype, run(dtype, **chosen), plain[dtype], exact[dtype])
+        for name, chosen in settings.items()
+        for dtype in dtypes
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    device = parser.parse_args().device
+    sys.exit(0 if all([*attention_rows(device), *head_rows(device), *layer_rows(device)]) else 1)
+
+
+if __name__ == "__main__":
+    main()
