@@ -103,27 +103,27 @@ def layer_rows(device: str) -> list[bool]:
     create = CreateConfig(
         alphabet="0123456789", hidden_size=256, intermediate_size=512, num_layers=4, num_heads=8, num_kv_heads=4
     )
-    config, out = ModelConfig(create=create, device=device), []  # type: ignore[arg-type]
+    config = ModelConfig(create=create, device=device)  # type: ignore[arg-type]
     ids = torch.randint(12, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(device)
     places = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
     layout = Layout.of(LENGTHS, device)
 
-    def run(dtype: torch.dtype, computed: torch.dtype | None = None, **settings: bool) -> list[Tensor]:
+    def run(dtype: torch.dtype, computed: torch.dtype | None = None, **settings: str) -> list[Tensor]:
         policy = load_policy(config.model_copy(update=settings), temperature=1.0, seed=0)
         policy.model.to(dtype).to(computed or dtype)
         hidden = policy.hidden(ids, places, layout=layout)[0]
         logp = linear_logprobs(hidden, policy.head, ids[0], temperature=1.0)[0]
-        logp.mean().backward()
+        logp.sum().backward()
         return [logp.detach(), *(p.grad for p in policy.trainable.values())]
 
-    settings: dict[str, dict[str, bool]] = {"compiled layers": {"compile": True}}
-    if device == "cuda":  # last: Liger replaces layers for the whole process
-        settings |= {"Liger's layers": {"liger": True}, "Liger's, compiled": {"liger": True, "compile": True}}
+    chosen = ("compile", "liger") if device == "cuda" else ("compile",)  # liger last: it is for the whole process
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if device == "cuda" else (torch.float32,)
-    exact, plain = ({dtype: run(dtype, computed) for dtype in dtypes} for computed in (torch.float64, None))
+    exact, plain = (
+        {dtype: run(dtype, computed, kernels="torch") for dtype in dtypes} for computed in (torch.float64, None)
+    )
     return [
-        report(name, dtype, run(dtype, **chosen), plain[dtype], exact[dtype])
-        for name, chosen in settings.items()
+        report(f"layers by {kernels}", dtype, run(dtype, kernels=kernels), plain[dtype], exact[dtype])
+        for kernels in chosen
         for dtype in dtypes
     ]
 

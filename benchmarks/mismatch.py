@@ -40,7 +40,7 @@ def settings(name: str) -> dict[str, str]:
 
 def load(path: str, name: str) -> Policy:
     """The trainer in one precision."""
-    return load_policy(ModelConfig(path=path, **settings(name)), temperature=1.0, seed=0)  # type: ignore[arg-type]
+    return load_policy(ModelConfig(path=path, kernels="torch", **settings(name)), temperature=1.0, seed=0)  # type: ignore[arg-type]
 
 
 def requests(policy: Policy) -> list[Request]:

@@ -1,6 +1,6 @@
 """The update alone, on rollouts that are made up: seconds, model FLOP utilisation and peak memory by kernels and lengths.
 
-    python benchmarks/update.py MODEL [--lengths W1 W2] [--kernels torch liger compile liger+compile] [--profile FOLDER]
+    python benchmarks/update.py MODEL [--lengths W1 W2] [--kernels torch liger compile] [--profile FOLDER]
 
 128 responses to prompts of 128 tokens, four optimizer steps, micro-batches of so many tokens. W1: every response has 1,024
 tokens. W2: lengths drawn once from a log-normal distribution cut to 64 and 2,048, mean about 450. Each row is a process of
@@ -24,7 +24,7 @@ from typing import Any
 
 PROMPT, ROWS, MINIBATCHES = 128, 128, 4
 DATA_SHEET = 989e12
-KERNELS = ("torch", "liger", "compile", "liger+compile")
+KERNELS = ("torch", "liger", "compile")
 
 
 def response_lengths(name: str) -> list[int]:
@@ -63,13 +63,7 @@ def measure(model: str, kernels: str, lengths: str, micro: int, head: str, dtype
     from gspo.training.scoring import score_trajectories
     from gspo.training.update import Skips, pack_minibatches, update
 
-    chosen = ModelConfig(
-        path=model,
-        dtype=dtype,
-        head_dtype=head,
-        liger="liger" in kernels,
-        compile="compile" in kernels,  # type: ignore[arg-type]
-    )
+    chosen = ModelConfig(path=model, dtype=dtype, head_dtype=head, kernels=kernels)  # type: ignore[arg-type]
     start = time.perf_counter()
     policy = load_policy(chosen, temperature=1.0, seed=0)
     config = Config.model_validate(
@@ -78,7 +72,7 @@ def measure(model: str, kernels: str, lengths: str, micro: int, head: str, dtype
             "model": chosen.model_dump(),
             "data": {"source": "reasoning_gym", "task": "chain_sum", "size": 8, "template": "{expression}"},
             "rewards": [{"type": "exact"}],
-            "rollout": {"old_logprobs": "engine", "max_prompt_tokens": PROMPT, "max_response_tokens": 2048, "prompts_per_step": 16, "group_size": 8},
+            "rollout": {"old_logprobs": "engine", "max_prompt_tokens": PROMPT, "max_response_tokens": 2048},
             "training": {"steps": 8, "minibatches": MINIBATCHES, "micro_batch_tokens": micro},
         }
     )  # fmt: skip

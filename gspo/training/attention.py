@@ -29,7 +29,7 @@ at skewed lengths; more calls than these save nothing, since each costs some fix
 VARLEN_HEAD_DIM = 256
 """Widest head that varlen attention takes; its widths are multiples of eight."""
 
-VARLEN_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+VARLEN_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """Grouped heads have to be allowed from torch 2.12 on; 2.11 takes them without a word."""
 
 
@@ -120,7 +120,10 @@ def _varlen(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale: fl
     """[N, heads, D] -> [N, heads, D]."""
     start, longest = layout.start_S1, layout.longest
     window = (-1, 0)  # causal: everything before, nothing after
-    return varlen_attn(query, key, value, start, start, longest, longest, scale=scale, window_size=window, **VARLEN_GROUPED)
+    sizes = start, start, longest, longest
+    out = varlen_attn(query, key, value, *sizes, scale=scale, window_size=window, **VARLEN_GROUPED)
+    assert isinstance(out, Tensor)  # a tuple only where more is asked for
+    return out
 
 
 def _attend(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:

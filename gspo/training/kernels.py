@@ -1,4 +1,4 @@
-"""Faster layers from kept libraries: Liger's kernels, and torch.compile. Either is one setting; both leave the mathematics."""
+"""Faster layers from kept libraries: torch.compile, and Liger's kernels. Neither changes the mathematics."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ def use_liger(model: Any) -> None:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as KINDS
     except ImportError as error:
-        raise KernelError("model.liger needs the package liger-kernel: pip install 'gspo[liger]'") from error
+        raise KernelError("model.kernels = 'liger' needs the package liger-kernel: pip install 'gspo[liger]'") from error
     if model.device.type != "cuda":
-        raise KernelError(f"model.liger = true needs a GPU, and this model is on {model.device.type}: leave it off")
+        raise KernelError(f'model.kernels = "liger" needs a GPU, and this model is on {model.device.type}: use "torch"')
     if kind not in KINDS:
-        raise KernelError(f"model.liger = true: Liger has no kernels for models of the kind {kind}: leave it off")
+        raise KernelError(
+            f'model.kernels = "liger": Liger has no kernels for models of the kind {kind}: use "compile" or "torch"'
+        )
     _apply_liger_kernel_to_instance(model, **LIGER_PARTS)
 
 
@@ -41,7 +43,9 @@ def compile_layers(backbone: nn.Module) -> None:
     """
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise KernelError(f"model.compile = true: {type(backbone).__name__} has no list of layers to compile: leave it off")
+        raise KernelError(
+            f'model.kernels = "compile": {type(backbone).__name__} has no list of layers to compile: use "torch"'
+        )
     for layer in layers:
         layer.compile(dynamic=True)
 

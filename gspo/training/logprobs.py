@@ -118,6 +118,6 @@ def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, precision: 
     """total += grad^T hidden. On a GPU the factors are in the product's precision and the sum in float32, as everywhere in
     its matrix products; a CPU has no such product, and there all of it is in float32."""
     if grad_CV.is_cuda and precision in (torch.bfloat16, torch.float16):
-        total_VH += torch.mm(grad_CV.to(precision).T, hidden_CH, out_dtype=torch.float32)
+        torch.addmm(total_VH, grad_CV.T, hidden_CH, out_dtype=torch.float32, out=total_VH)
     else:
         total_VH.addmm_(grad_CV.T, hidden_CH.to(grad_CV.dtype))

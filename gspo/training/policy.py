@@ -156,7 +156,10 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     adapter = _add_lora(model, config.lora) if config.lora else None
     policy = Policy(model, tokenizer, device, temperature, adapter, float32_head=config.head_dtype == "float32")
     policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer)
-    _choose_packed_path(policy, config)
+    kernels = config.kernels
+    if kernels == "auto":
+        kernels = "compile" if device.type == "cuda" else "torch"
+    _choose_packed_path(policy, kernels)
     return policy
 
 
@@ -270,7 +273,7 @@ def _merged(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _choose_packed_path(policy: Policy, config: ModelConfig) -> None:
+def _choose_packed_path(policy: Policy, kernels: str) -> None:
     """Go over to packed attention and the kernels asked for, and compare with the model's own forward on a few tokens.
 
     No architecture is wrong silently: raises ModelError where the two differ.
@@ -282,9 +285,9 @@ def _choose_packed_path(policy: Policy, config: ModelConfig) -> None:
     plain = policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits.flatten(0, 1).float()
     policy.model.set_attn_implementation(ATTENTION)
     try:
-        if config.liger:
+        if kernels == "liger":
             use_liger(policy.model)
-        if config.compile:
+        if kernels == "compile":
             compile_layers(policy.backbone)
     except KernelError as error:
         raise ModelError(str(error)) from error

@@ -1,0 +1,88 @@
+"""Compiled layers are the written ones in value and gradient, for the update alone; kernels that do not fit are refused."""
+
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import sampled, tiny_model, tiny_policy
+
+from gspo.training.kernels import KernelError, compile_layers, use_liger
+from gspo.training.packing import make_micro_batches
+from gspo.training.policy import ModelError, load_policy
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+
+
+def compiled_policy(**shape):
+    return load_policy(tiny_model(**shape).model_copy(update={"kernels": "compile"}), temperature=1.0, seed=0)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")  # of the compiler about itself
+def test_compiled_layers_equal_written_ones_at_every_length_and_compile_once():
+    written, compiled = tiny_policy(num_layers=3), compiled_policy(num_layers=3)
+    samples = sampled(compiled, [3, 5, 2, 7, 6, 4])
+    frames = torch._dynamo.utils.counters["frames"]
+    counts = []
+    for budget in (20, 40, 100):
+        batches = make_micro_batches(samples, token_budget=budget)
+        for micro in batches:
+            for policy in (written, compiled):
+                policy.score(micro)[0].sum().backward()
+        counts.append(frames["ok"])
+        for name, p in written.trainable.items():
+            assert float((compiled.trainable[name].grad - p.grad).norm()) <= 1e-5 * float(p.grad.norm()), name
+    assert counts[0] > 0 and counts[0] == counts[-1]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_sampling_runs_the_layers_as_they_are_written():
+    compiled, written = compiled_policy(), tiny_policy()
+    frames = torch._dynamo.utils.counters["frames"]
+    before = frames["total"]
+    mine, theirs = sampled(compiled, [3, 5]), sampled(written, [3, 5])
+    assert frames["total"] == before
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a.token_ids == b.token_ids).all() and (a.engine_logprobs == b.engine_logprobs).all()
+
+
+def test_a_model_without_a_list_of_layers_is_refused():
+    with pytest.raises(KernelError, match=r'kernels = "compile": Linear has no list of layers .* use "torch"'):
+        compile_layers(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "kind, device, told",
+    [("qwen3", "cpu", "needs a GPU, and this model is on cpu"), ("gpt2", "cuda", "no kernels for models of the kind gpt2")],
+)
+def test_liger_is_refused_where_it_does_not_fit(monkeypatch, kind, device, told):
+    patch = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"qwen3": None})
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", SimpleNamespace(_apply_liger_kernel_to_instance=None))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patch)
+    model = SimpleNamespace(config=SimpleNamespace(model_type=kind), device=torch.device(device))
+    with pytest.raises(KernelError, match=told):
+        use_liger(model)
+
+
+def test_liger_without_its_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    with pytest.raises(ModelError, match=r"pip install 'gspo\[liger\]'"):
+        load_policy(tiny_model().model_copy(update={"kernels": "liger"}), temperature=1.0, seed=0)
+
+
+def test_kernels_that_compute_something_else_are_refused_by_the_comparison_at_loading(monkeypatch):
+    def spoil(model):
+        model.model.norm.forward = lambda x: x
+
+    monkeypatch.setattr("gspo.training.policy.use_liger", spoil)
+    with pytest.raises(ModelError, match="packed logits differ from the model's own"):
+        load_policy(tiny_model().model_copy(update={"kernels": "liger"}), temperature=1.0, seed=0)
+
+
+def test_a_cpu_runs_the_layers_as_they_are_written_unless_told(monkeypatch):
+    monkeypatch.setattr("gspo.training.policy.compile_layers", lambda backbone: pytest.fail("compiled"))
+
+    tiny_policy()
