@@ -132,7 +132,11 @@ def loop(model: str, tokens: int, old_logprobs: str, steps: int = 5) -> dict[str
 def trl(model: str, tokens: int, steps: int = 5) -> dict[str, float]:
     """TRL's trainer with the settings that were its fastest."""
     import torch
+    import transformers
     from datasets import Dataset
+
+    if not hasattr(transformers.PreTrainedModel, "warnings_issued"):  # TRL sets an entry of what transformers 5 took out
+        transformers.PreTrainedModel.warnings_issued = {}
     from trl import GRPOConfig, GRPOTrainer
 
     batch, micro = PROMPTS * GROUP, 16
