@@ -212,6 +212,7 @@ class Run:
             **updated.metrics(),
             "update/updates": self.optimizer.updates,
             "update/skipped": self.skips.total,
+            **self.optimizer.metrics(),
             "update/trained_tokens": sum(len(m.target_T) for m in trained),
             "update/samples_without_signal": sum(len(part.trajectories) for part in minibatches)
             - sum(len(m.trajectories) for m in trained),

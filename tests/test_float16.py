@@ -141,6 +141,7 @@ def test_a_run_trains_in_float16_close_to_float32(tmp_path, monkeypatch, lora):
         folder = run / "checkpoints" / "step-000003"
         moved[dtype] = {k: v for k, v in load_file(folder / "optimizer.safetensors").items() if k.startswith("exp_avg/")}
         assert {w.dtype for w in load_file(folder / "model/model.safetensors").values()} == {getattr(torch, dtype)}
+    assert last["float16"]["update/loss_scale"] == 2.0**12 and "update/loss_scale" not in last["float32"]
     assert last["float16"]["update/updates"] == 6 and last["float16"]["update/skipped"] == 0
     assert last["float16"]["reward/mean"] == last["float32"]["reward/mean"]  # the same tokens were drawn
     a, b = (torch.cat([x.flatten() for _, x in sorted(moved[d].items())]) for d in ("float16", "float32"))

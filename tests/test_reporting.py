@@ -13,7 +13,7 @@ from rich.console import Console
 from synthetic_run import NASTY, evaluation, step_row
 
 from gspo.config import TrackingConfig
-from gspo.reporting.names import HISTOGRAM, LENGTHS, METRICS, QUANTILES, table_key
+from gspo.reporting.names import HISTOGRAM, LENGTHS, METRICS, ONLY_WHEN, QUANTILES, table_key
 from gspo.reporting.records import RunRecords, read_metrics, read_samples, sample_steps
 from gspo.reporting.terminal import Terminal
 from gspo.reporting.text import visible
@@ -25,7 +25,8 @@ from gspo.reporting.trackers import TrackerMissing, open_trackers, scalars
 def test_every_key_of_a_step_falls_under_one_of_the_table():
     rng = np.random.default_rng(0)
     logged = {table_key(key) for key in step_row(1, 10, rng) | evaluation(0.5, rng)}
-    assert logged == {key for key in METRICS if not key.startswith(("kl/", "cold_start/", "correction/", "mismatch/probe"))}
+    unconditional = tuple(start for start in ONLY_WHEN if start != "evaluation/")
+    assert logged == {key for key in METRICS if not key.startswith(unconditional)}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ METRICS: dict[str, str] = {
     "update/grad_norm_by_minibatch": "Norm of the gradient of each minibatch in turn.",
     "update/learning_rate": "Learning rate of the last update.",
     "update/updates": "Gradient steps taken since the start of the run, count.",
+    "update/loss_scale": "Factor of the loss in the next update, halved by an overflow.",
     "update/skipped": "Gradient steps skipped since the start because the gradient was not finite, count.",
     "update/trained_tokens": "Tokens that went through forward and backward, count.",
     "update/samples_without_signal": "Samples with zero advantage that cost no forward or backward, count.",
@@ -107,6 +108,7 @@ METRICS: dict[str, str] = {
 (clip/positive without a positive advantage) is null."""
 
 ONLY_WHEN: dict[str, str] = {
+    "update/loss_scale": "parameters are float16",
     "kl/": "there is a reference policy",
     "correction/": "correction is on",
     "evaluation/": "the step has an evaluation",

@@ -32,7 +32,7 @@ from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request
 from .sampling import draw, uniform
-from .vllm_package import ENVIRONMENT, QUIET, first_line, import_vllm, what_to_do
+from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -73,6 +73,8 @@ class VllmEngine:
         if on_cpu and self.config.sleep:
             raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
         os.environ.update(ENVIRONMENT)
+        if self.dtype == "float32":
+            os.environ.update(FLOAT32)
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         llm_class = import_vllm().LLM

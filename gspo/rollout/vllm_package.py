@@ -20,6 +20,10 @@ ENVIRONMENT = {
 }
 """What vLLM reads while it starts; nothing else of it can be set there."""
 
+FLOAT32 = {"TRITON_F32_DEFAULT": "ieee"}
+"""Asks Triton, which computes vLLM's attention in float32, for whole products; its default on a GPU keeps ten bits of the
+mantissa. With that, engine and trainer in float32 differed by 0.002 to 0.005 nats a token on an H200, as in float16."""
+
 QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 """Set unless the user has: a run has its own display, and tells nobody that it runs."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
+from ..types import Metrics
 
 INITIAL_SCALE = 2.0**16
 """Loss scale that float16 starts with, torch's own: a gradient's entry overflows from a size of 1 up, and the whole is
@@ -108,6 +109,10 @@ class Optimizer:
         self.zero_grad()
         self._move_scale()
         return float(norm)
+
+    def metrics(self) -> Metrics:
+        """The loss scale of the next update, where there is one."""
+        return {"update/loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
 
     def state(self) -> dict[str, Tensor]:
         """Everything that resuming needs besides the model's own weights, as flat names to tensors."""
