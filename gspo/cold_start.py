@@ -73,6 +73,18 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
     raise AssertionError("unreachable: the last step finishes the cold start")
 
 
+def finished_cold_start(config: Config) -> Path:
+    """The model that a cold start of this run has left. Raises RecipeError where there is none yet."""
+    folder = Path(config.output) / config.name / "cold_start"
+    found = newest_checkpoint(folder, resume=True, say=print)
+    if found and found.state["finished"]:
+        return found.model
+    raise RecipeError(
+        f"[cold_start]: runs in one process, and {folder} holds no finished one: run `gspo sft` with this recipe "
+        "first, then train with torchrun"
+    )
+
+
 def _good_enough(row: Metrics, table: ColdStartConfig) -> bool:
     return table.stop_at is not None and row.get("evaluation/reward", -math.inf) >= table.stop_at
 

@@ -18,7 +18,7 @@ from gspo.distributed import World, open_world
 from gspo.training.optimizer import Optimizer
 from gspo.training.policy import Policy, load_policy, shard
 from gspo.training.sharding import gathered
-from gspo.training.update import Minibatch, Skips, Updated, pack_minibatches, update
+from gspo.training.update import Skips, Updated, pack_minibatches, update
 from gspo.types import Trajectory
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 4, 6, 8]

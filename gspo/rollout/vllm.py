@@ -51,7 +51,7 @@ class VllmEngine:
         self.config, self.max_rows, self.max_tokens = config, max_rows, max_tokens
         self.version = -1  # random weights, until the first load
         self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
-        self.dtype = str(policy.head.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
+        self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws = _Draws()
         self._asleep, self._calls, self._failed = False, 0, False
         self._llm: Any = None
@@ -355,7 +355,7 @@ def _write_shape(policy: Policy, folder: Path) -> None:
     """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
     shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
     shape.architectures = [type(policy.model).__name__]
-    shape.dtype = policy.head.dtype
+    shape.dtype = policy.dtype
     shape.save_pretrained(folder)
 
 

@@ -195,6 +195,15 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     return policy
 
 
+def require_one_rank(config: ModelConfig, world: World) -> None:
+    """Raises ModelError, before any work is done, for what several ranks cannot train."""
+    if world.size > 1 and config.lora is not None:
+        raise ModelError(
+            f"model.lora: adapters are trained by one process, and these are {world.size}: leave torchrun out, or leave "
+            "[model.lora] out and train all weights"
+        )
+
+
 def shard(policy: Policy, world: World) -> None:
     """Deal the policy's weights, the same on all ranks, over the ranks; with one rank nothing happens. A collective.
 

@@ -143,4 +143,3 @@ def _one_token(device: torch.device) -> MicroBatch:
     """The smallest micro-batch: token 0 after token 0."""
     one = Trajectory("nothing", "nothing", np.zeros(2, np.int64), np.array([False, True]), np.zeros(1, np.float32), 0.0)
     return make_micro_batches([one], token_budget=2, device=device)[0]
-
