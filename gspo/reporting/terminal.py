@@ -36,8 +36,8 @@ class Terminal:
         silent: bool = False,
     ):
         """name: the run's. steps: of the whole run. done: steps taken before, where a run is resumed. title: a few
-        words for the first line. rows: latest steps in the table. console: standard output by default. silent: show nothing, as
-        another rank speaks."""
+        words for the first line. rows: latest steps in the table. console: standard output by default. silent: show
+        nothing, as another rank speaks."""
         self._name, self._steps, self._title, self._done, self._keep = name, steps, title, done, rows
         self._console = console or Console()
         able = self._console.is_terminal and not self._console.is_dumb_terminal and self._console.encoding == "utf-8"
