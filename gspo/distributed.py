@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import threading
 import time
@@ -152,6 +153,8 @@ def open_world(device: str) -> Iterator[World]:
 
 def sentence(error: BaseException) -> str:
     """What an error says, or what it is."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped at once"
     return str(error).strip() or type(error).__name__
 
 
@@ -173,11 +176,12 @@ def _join(rank: int, size: int, *, on_gpu: bool) -> World:
 
 
 def _lost_peer(error: BaseException | None) -> str | None:
-    """The first line of an error that says that another rank is gone, wherever in the chain of causes it is."""
+    """The first sentence of an error that says that another rank is gone, wherever in the chain of causes it is."""
     while error is not None:
         text = sentence(error)
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(w in text for w in LOST)):
-            return text.splitlines()[0]
+            first = text.splitlines()[0].partition(". ")[0]
+            return re.sub(r"^\[[^]]*\] ", "", first)  # without the place in torch's own source
         error = error.__cause__
     return None
 
@@ -234,7 +238,7 @@ class _Watch(threading.Thread):
         while known is None and time.monotonic() < until:
             time.sleep(0.1)
             known = self._failure()
-        return self._because(known or f"the connection to another rank is lost ({reason})")
+        return self._because(known or f"another rank ended without a word, or its host is gone ({reason})")
 
     def _because(self, why: str) -> str:
         return f"rank {self.rank} stops, because {why}; go on with --resume"
@@ -246,4 +250,4 @@ class _Watch(threading.Thread):
         try:
             return self._store.get("failed").decode() if self._store.check(["failed"]) else None
         except RuntimeError:
-            return "the launch agent that all ranks met at is gone"
+            return "the launch agent where all ranks met is gone, or its host"

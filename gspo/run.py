@@ -213,7 +213,7 @@ class Run:
         if self.world.is_main:
             self.records.write_samples(self.step, lines)
         times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
-        trained = [m for part in minibatches for m in part.micro_batches]
+        trained = [r for part in updated.ratios for r in part]  # of all ranks
         return {
             "step": self.step,
             "time": time.time(),
@@ -228,9 +228,9 @@ class Run:
             "update/updates": self.optimizer.updates,
             "update/skipped": self.skips.total,
             **self.optimizer.metrics(),
-            "update/trained_tokens": sum(len(m.target_T) for m in trained),
+            "update/trained_tokens": sum(len(r.log_ratio_T) for r in trained),
             "update/samples_without_signal": sum(len(part.trajectories) for part in minibatches)
-            - sum(len(m.trajectories) for m in trained),
+            - sum(len(r.ids) for r in trained),
             "update/micro_batches": len(trained),
             **times,
             **self._system(groups, minibatches, updated, times["time/step_s"]),

@@ -41,6 +41,9 @@ def troubled(samples):
         raise KeyboardInterrupt
     if trouble in ("SIGTERM", "SIGKILL"):
         os.kill(os.getpid(), getattr(signal, trouble))
+    if trouble == "host":  # the launch agent, and then the rank
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
     if trouble == "update":
         from gspo.training.optimizer import Optimizer
         from gspo.training.packing import TrainingError
