@@ -169,7 +169,7 @@ def _join(rank: int, size: int, *, on_gpu: bool) -> World:
         )
     if on_gpu:
         torch.cuda.set_device(local)
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=torch.device("cuda", local))
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
         return World(rank, size, dist.new_group(backend="gloo", timeout=timeout))
     dist.init_process_group("gloo", timeout=timeout)
     return World(rank, size, dist.group.WORLD)

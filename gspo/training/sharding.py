@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -39,15 +40,16 @@ class Shards:
             raise ValueError(f"{type(model).__name__} has no list of layers to shard: train it in one process")
         self.world, self.dtype = world, model.get_output_embeddings().weight.dtype
         self.root: Any = _Root(model, score)
-        self.nothing = _one_token(device)
+        self.nothing = _nothing(device)
         self._whole = False
+        mesh = init_device_mesh(device.type, (world.size,))
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         self._modules: list[Any] = [*layers, self.root]
         for module in self._modules:
             for p in module.parameters():
                 if not isinstance(p, DTensor):
                     p.data = p.data.float()  # exact; from here on the master weights
-            fully_shard(module, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         with torch.no_grad():
@@ -61,7 +63,7 @@ class Shards:
         return out
 
     def idle(self, passes: int, backward: Callable[[Tensor], None] | None = None) -> None:
-        """Take part in passes that others make for samples of theirs: one token, and gradients that are zero."""
+        """Take part in passes that others make for samples of theirs: a few tokens, and gradients that are zero."""
         for _ in range(passes):
             logp_T, _ = self(self.nothing, None)
             if backward is not None:
@@ -139,7 +141,8 @@ def share_by_tokens(trajectories: Iterable[Trajectory], world: World) -> list[Tr
     return mine
 
 
-def _one_token(device: torch.device) -> MicroBatch:
-    """The smallest micro-batch: token 0 after token 0."""
-    one = Trajectory("nothing", "nothing", np.zeros(2, np.int64), np.array([False, True]), np.zeros(1, np.float32), 0.0)
-    return make_micro_batches([one], token_budget=2, device=device)[0]
+def _nothing(device: torch.device) -> MicroBatch:
+    """A micro-batch of token 0 thrice. One computed token less, and compiled layers would be compiled once more for it."""
+    tokens, trained = np.zeros(3, np.int64), np.array([False, True, True])
+    one = Trajectory("nothing", "nothing", tokens, trained, np.zeros(2, np.float32), 0.0)
+    return make_micro_batches([one], token_budget=3, device=device)[0]
