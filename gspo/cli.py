@@ -19,7 +19,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(words)
     if overrides and options.command == "report":
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
-    if options.command != "train" and _num_processes() > 1:
+    if options.command in ("eval", "report") and _num_processes() > 1:
         parser.error(f"gspo {options.command} runs in one process: start it without torchrun")
     if any(word.endswith(".toml") for word in overrides):
         parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
@@ -93,9 +93,16 @@ def _train(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _sft(options: argparse.Namespace, overrides: list[str]) -> None:
     from .cold_start import cold_start
+    from .distributed import open_world
     from .recipe import load
+    from .training.policy import require_one_rank
 
-    print(f"model: {cold_start(load(options.recipe, overrides), resume=options.resume)}")
+    config = load(options.recipe, overrides)
+    with open_world(config.model.device) as world:
+        require_one_rank(config.model, world)
+        folder = cold_start(config, resume=options.resume, world=world)
+    if world.is_main:
+        print(f"model: {folder}")
 
 
 def _eval(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from . import data
-from .cold_start import cold_start, finished_cold_start
+from .cold_start import cold_start
 from .config import Config
 from .distributed import World, open_world
 from .reporting.html import write_report
@@ -59,8 +59,4 @@ def _start(config: Config, world: World, *, resume: bool) -> Path | None:
     require_packages(config.tracking)
     require_engine(config)
     require_one_rank(config.model, world)
-    if config.cold_start is None:
-        return None
-    if world.size > 1:
-        return world.first(lambda: finished_cold_start(config))
-    return cold_start(config, resume=resume)
+    return cold_start(config, resume=resume, world=world) if config.cold_start else None

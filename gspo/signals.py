@@ -93,11 +93,16 @@ class Signals:
             self._stop_if_asked()
         self._world.agree(error, SharedError)
 
+    def asked(self) -> int | None:
+        """The signal that this or another rank has caught. All ranks call it at the same place, and hear the same."""
+        (number,) = self._world.most([self.caught or 0])
+        if number:
+            self.caught, self._at = number, time.monotonic()
+        return number or None
+
     def _stop_if_asked(self) -> None:
-        (asked,) = self._world.most([self.caught or 0])
-        if asked:
-            self.caught, self._at = asked, time.monotonic()
-            raise Interrupted(asked)
+        if number := self.asked():
+            raise Interrupted(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._world.size > 1 and self.caught is not None and time.monotonic() - self._at < REPEAT_S:

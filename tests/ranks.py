@@ -215,12 +215,12 @@ def main(folder: Path) -> None:
         run(folder, f"end-{trouble}", 2, command("train", path), TROUBLE=what, TROUBLED_RANK=str(rank))
     for trouble, size in (("reward", 3), ("SIGTERM", 1), ("update", 2)):
         run(folder, f"end-{trouble}-resumed", size, command("train", folder / f"end-{trouble}/recipe.toml", "--resume"))
-    refused = recipe(folder / "refused", cold_start={"steps": 2, "batch_size": 8, "learning_rate": 1e-3})
+    refused = recipe(folder / "refused")
     run(folder, "refused-lora", 2, command("train", refused, "--model.lora.rank", "2"))
-    run(folder, "refused-cold", 2, command("train", refused))
-    run(folder, "refused-sft", 2, command("sft", refused))
-    run(folder, "cold", 1, command("sft", refused))
-    run(folder, "warm", 2, command("train", refused, "--training.steps", "1"))
+    run(folder, "refused-eval", 2, command("eval", refused))
+    for size in (1, 2):
+        cold = recipe(folder / f"cold-{size}", evaluation=EVALUATION, cold_start=COLD_START)
+        run(folder, f"cold-{size}", size, command("train", cold, "--training.steps", "1"))
 
 
 EVALUATION = {
@@ -230,6 +230,7 @@ EVALUATION = {
         "format": "text", "parameters": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
     },
 }  # fmt: skip
+COLD_START = {"steps": 3, "batch_size": 7, "learning_rate": 1e-2, "micro_batch_tokens": 19, "evaluate_every": 3}
 KL = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
 
 

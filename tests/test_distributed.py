@@ -177,17 +177,26 @@ def test_what_was_done_together_is_saved_and_goes_on(jobs, trouble):
 
 
 def test_what_several_ranks_cannot_do_is_refused_by_name(jobs):
-    for name, wanted in (("lora", "model.lora: "), ("cold", "[cold_start]: "), ("sft", "gspo sft runs in one process")):
+    for name, wanted in (("lora", "model.lora: "), ("eval", "gspo eval runs in one process")):
         job = ended(jobs, f"refused-{name}")
         assert set(job["statuses"]) <= {1, 2} and all(wanted in said for said in job["said"]), job["said"]
-    assert not (jobs / "refused" / "tiny" / "samples" / "step-000002.jsonl").exists()
+    assert not (jobs / "refused" / "tiny" / "metrics.jsonl").exists()
 
 
-def test_several_ranks_start_from_a_finished_cold_start(jobs):
-    succeeded(jobs, "cold")
-    succeeded(jobs, "warm")
-    assert (jobs / "refused" / "tiny" / "cold_start" / "checkpoints").exists()
-    assert [row["step"] for row in rows(jobs / "refused")] == [1]
+def test_a_cold_start_of_several_ranks_is_that_of_one(jobs):
+    for size in (1, 2):
+        succeeded(jobs, f"cold-{size}")
+    one, two = ([json.loads(x) for x in _cold(jobs, n).joinpath("metrics.jsonl").read_text().splitlines()] for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        for key in a.keys() - {"time", "time/step_s"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-4), key
+    weights = [load_file(_cold(jobs, n) / "checkpoints/step-000003/model/model.safetensors") for n in (1, 2)]
+    for name, weight in weights[0].items():
+        assert (weights[1][name] - weight).norm() <= 1e-4 * weight.norm(), name
+
+
+def _cold(jobs: Path, size: int) -> Path:
+    return jobs / f"cold-{size}" / "tiny" / "cold_start"
 
 
 # ---- several hosts ----------------------------------------------------------------------------------------
