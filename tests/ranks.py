@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-ENDS = {"reward": 1, "update": 1, "SIGKILL": 1, "quit": 1, "SIGTERM": 1, "first": 0}
+ENDS = {"sampling": 1, "reward": 1, "update": 1, "SIGKILL": 1, "quit": 1, "SIGTERM": 1, "first": 0}
 """Trouble at step 2, and which of two ranks has it."""
 
 
@@ -213,7 +213,7 @@ def main(folder: Path) -> None:
         path = recipe(folder / f"end-{trouble}")
         what = "update" if trouble == "first" else trouble
         run(folder, f"end-{trouble}", 2, command("train", path), TROUBLE=what, TROUBLED_RANK=str(rank))
-    for trouble, size in (("reward", 3), ("SIGTERM", 1), ("update", 2)):
+    for trouble, size in (("reward", 3), ("SIGTERM", 1), ("update", 2), ("sampling", 2)):
         run(folder, f"end-{trouble}-resumed", size, command("train", folder / f"end-{trouble}/recipe.toml", "--resume"))
     refused = recipe(folder / "refused")
     run(folder, "refused-lora", 2, command("train", refused, "--model.lora.rank", "2"))

@@ -29,6 +29,17 @@ def troubled(samples):
     import time
 
     trouble, mine = os.environ.get("TROUBLE"), os.environ.get("RANK", "0") == os.environ.get("TROUBLED_RANK", "1")
+    if trouble == "sampling" and mine:
+        from gspo.training import attention
+
+        original = attention.sdpa_attention_forward
+
+        def interrupted(*args, **kwargs):
+            """In the middle of a layer of the next step's sampling."""
+            os.kill(os.getpid(), signal.SIGTERM)
+            return original(*args, **kwargs)
+
+        attention.sdpa_attention_forward = interrupted
     if not any(s.id.startswith("s2/") for s in samples):
         return even_sum(samples)
     if trouble == "quit" and not mine:

@@ -152,9 +152,10 @@ SENTENCES = {
     "SIGKILL": (r"rank 0 stops, because another rank ended without a word", ""),
     "quit": (r"rank 0 stops, because rank 1 failed: stopped at once", "rank 1: stopped at once"),
     "SIGTERM": (r"rank 0: stopped by SIGTERM", "rank 1: stopped by SIGTERM"),
+    "sampling": (r"rank 0: stopped by SIGTERM", "rank 1: stopped by SIGTERM"),
     "first": (r"rank 0: the weights are broken", "rank 1 stops, because "),
 }
-STATUSES = {"SIGKILL": [1, -9], "quit": [1, 130], "SIGTERM": [143, 143]}
+STATUSES = {"SIGKILL": [1, -9], "quit": [1, 130], "SIGTERM": [143, 143], "sampling": [143, 143]}
 
 
 @pytest.mark.parametrize("trouble", ENDS)
@@ -167,7 +168,7 @@ def test_one_ranks_end_is_every_ranks_end_with_its_reason(jobs, trouble):
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("trouble", ["reward", "SIGTERM", "update"])
+@pytest.mark.parametrize("trouble", ["reward", "SIGTERM", "sampling", "update"])
 def test_what_was_done_together_is_saved_and_goes_on(jobs, trouble):
     saved = "saved at step 1" in ended(jobs, f"end-{trouble}")["said"][0]
     assert saved is (trouble != "update")  # weights may have moved on some ranks: the last checkpoint stands

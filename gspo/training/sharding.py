@@ -86,9 +86,10 @@ class Shards:
             yield
         finally:
             self._whole = False
-            for module in self._modules:
+            for module in self._modules:  # a pass that a signal broke off left its layers thinking that they are in it
+                module.set_reshard_after_forward(True, recurse=False)
                 module.reshard()
-                module.set_reshard_after_forward(module is not self.root, recurse=False)
+            self.root.set_reshard_after_forward(False, recurse=False)
 
 
 class _Root(nn.Module):
