@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gspo.config import CreateConfig, ModelConfig
 from gspo.training import logprobs
-from gspo.training.attention import Layout, packed_attention
+from gspo.training.attention import Layout, Segment, packed_attention
 from gspo.training.logprobs import linear_logprobs
 from gspo.training.policy import load_policy
 
@@ -53,7 +53,7 @@ def report(name: str, dtype: torch.dtype, fast: list[Tensor], plain: list[Tensor
 
 def attention_rows(device: str) -> list[bool]:
     """Varlen attention against one sequence after the other."""
-    layout, out = Layout.of(LENGTHS, device), []
+    layout, out = Layout.of([Segment(n) for n in LENGTHS], device), []
     for heads, groups, width in ((4, 4, 64), (8, 2, 128), (4, 1, 256), (4, 2, 96)):
         g = torch.Generator().manual_seed(0)
         wide = [torch.randn(1, h, sum(LENGTHS), width, generator=g).to(device) for h in (heads, groups, groups)]
@@ -106,7 +106,7 @@ def layer_rows(device: str) -> list[bool]:
     config = ModelConfig(create=create, device=device)  # type: ignore[arg-type]
     ids = torch.randint(12, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(device)
     places = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
-    layout = Layout.of(LENGTHS, device)
+    layout = Layout.of([Segment(n) for n in LENGTHS], device)
 
     def run(dtype: torch.dtype, computed: torch.dtype | None = None, **settings: str) -> list[Tensor]:
         policy = load_policy(config.model_copy(update=settings), temperature=1.0, seed=0)

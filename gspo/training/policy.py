@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from ..chat import character_tokenizer, eos_ids
 from ..config import Config, CreateConfig, LoraConfig, ModelConfig
 from .attention import NAME as ATTENTION
-from .attention import Layout
+from .attention import Layout, Segment
 from .kernels import KernelError, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
@@ -291,7 +291,7 @@ def _choose_packed_path(policy: Policy, kernels: str) -> None:
             compile_layers(policy.backbone)
     except KernelError as error:
         raise ModelError(str(error)) from error
-    layout = Layout.of([length, length], policy.device)
+    layout = Layout.of([Segment(length), Segment(length)], policy.device)
     hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
     difference = float(((hidden @ policy.head.T).float() - plain).norm() / plain.norm())
     if not difference <= HEAD_TOLERANCE[policy.head.dtype]:
