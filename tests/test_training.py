@@ -279,6 +279,26 @@ def test_samples_without_a_signal_cost_nothing_and_change_nothing(tmp_path, monk
         torch.testing.assert_close(gradient, computed[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_micro_batch_whose_every_sequence_is_clipped_goes_back_through_nothing(tmp_path, monkeypatch):
+    policy, rng = tiny_policy(), np.random.default_rng(0)
+    clipped, live = _group(rng, "a", 4, [5, 7]), _group(rng, "b", 9, [9, 8])
+    for t in clipped:  # far above the band with a positive advantage; the others far below it with one
+        t.engine_logprobs[:] = -9.0
+    for t in live:
+        t.engine_logprobs[:] = -0.1
+    samples = [replace(t, advantage=1.0) for t in (*clipped, *live)]
+    changes = {"rollout__old_logprobs": "engine", "training__micro_batch_tokens": 28}
+    backward, passes = Optimizer.backward, []
+    monkeypatch.setattr(Optimizer, "backward", lambda *args: passes.append(backward(*args)))
+    gradients, out = _gradients(tmp_path, policy, samples, **changes)
+    assert len(out.ratios[0]) == 2 and len(passes) == 1
+    assert sum(int(r.clipped_T.any()) for r in out.ratios[0]) == 1
+    # The same without the clipped ones, of the same global counts: half the samples, so half the divisor.
+    alone, _ = _gradients(tmp_path / "alone", policy, live and [s for s in samples if s.group == "b"], **changes)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, alone[name] / 2, rtol=1e-5, atol=1e-8)
+
+
 def test_with_a_kl_term_in_the_loss_samples_without_a_signal_are_trained(tmp_path):
     policy = tiny_policy()
     trajectories = [replace(t, advantage=0.0) for t in sampled(policy, LENGTHS)]

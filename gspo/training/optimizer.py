@@ -85,9 +85,12 @@ class Optimizer:
             else:
                 master.grad.zero_()
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss (a scalar) to those so far, times the loss scale where parameters are float16."""
-        self.scaler.scale(loss).backward()
+    def backward(self, out: Tensor, grad: Tensor | None = None) -> None:
+        """Add the gradients of a loss to those so far, times the loss scale where parameters are float16.
+
+        Of `out` itself, a scalar, or of a loss whose gradient with respect to `out` is `grad`, of its shape.
+        """
+        out.backward(self.scaler.scale(torch.ones_like(out) if grad is None else grad))
 
     @torch.no_grad()
     def step(self) -> float:

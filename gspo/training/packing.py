@@ -21,8 +21,8 @@ class TrainingError(Exception):
 
 
 SHARED_FROM = 0.1
-"""Prompts are shared where that leaves out this share of the tokens or more. For less it does not pay: responses of a
-group then stand beside each other instead of those of like length, which attention pads more for."""
+"""Prompts are shared where that leaves out this share of the tokens or more. On a CPU less did not pay at unequal lengths:
+responses of a group then stand beside each other instead of those of like length, which attention pads more for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,8 @@ def _accumulate(
 ) -> float:
     """Forward and backward of one micro-batch; gradients add up. old_T is None in the first minibatch.
 
-    There the forward pass is at the old policy: unless the engine's are wanted, its log-probabilities are the old ones.
+    In the first minibatch the forward pass is at the old policy: unless the engine's are wanted, its log-probabilities are
+    the old ones. A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out.
     """
     algorithm, clip = OBJECTIVES[config.objective.name], chosen_clip(config)
     logp_T, entropy_T = policy.score(micro)
@@ -194,7 +195,9 @@ def _accumulate(
             f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
             "sample are broken; resume from an earlier checkpoint with a smaller learning rate"
         ) from error
-    optimizer.backward(result.loss)
+    (grad_T,) = torch.autograd.grad(result.loss, logp_T)
+    if bool(grad_T.any()):
+        optimizer.backward(logp_T, grad_T)
     ids = tuple(t.id for t in micro.trajectories)
     out.ratios[-1].append(
         observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
