@@ -21,7 +21,7 @@ from ..chat import character_tokenizer, eos_ids
 from ..config import Config, CreateConfig, LoraConfig, ModelConfig
 from .attention import NAME as ATTENTION
 from .attention import Layout, Segment
-from .kernels import KernelError, compile_layers, uncompiled, use_liger
+from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
 
@@ -159,7 +159,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     kernels = config.kernels
     if kernels == "auto":
         kernels = "compile" if device.type == "cuda" else "torch"
-    _choose_packed_path(policy, kernels)
+    _choose_packed_path(policy, kernels, config.checkpointing)
     return policy
 
 
@@ -273,7 +273,7 @@ def _merged(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _choose_packed_path(policy: Policy, kernels: str) -> None:
+def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> None:
     """Go over to packed attention and the kernels asked for, and compare with the model's own forward on a few tokens.
 
     No architecture is wrong silently: raises ModelError where the two differ.
@@ -289,6 +289,8 @@ def _choose_packed_path(policy: Policy, kernels: str) -> None:
             use_liger(policy.model)
         if kernels == "compile":
             compile_layers(policy.backbone)
+        if checkpointing != "none":
+            checkpoint_layers(policy.backbone, checkpointing)
     except KernelError as error:
         raise ModelError(str(error)) from error
     layout = Layout.of([Segment(length), Segment(length)], policy.device)
