@@ -69,6 +69,9 @@ class OptimizerConfig(Section):
     """Decoupled decay of matrices (never of norms and biases). 0: a short run needs no pull towards zero."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm. 1: the common value."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """Precision of AdamW's two moments. `8bit`: of matrices, by torchao (extra `torchao`): a quarter of their memory, and
+    rounding that the method was not tested with; hence not the default."""
     micro_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that go through the model at once; the only thing that decides a micro-batch. Bounds memory."""
 
