@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 
 import pytest
 import torch
@@ -84,7 +83,7 @@ def test_a_run_trains_and_resumes_with_them(tmp_path):
     assert rows[-1]["step"] == 3 and rows[-1]["update/updates"] == 6
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(ValueError, match=r'pip install "gspo\[torchao\]"'):
-        optimizer_of("8bit", parameters())
+def test_a_missing_package_is_refused_with_the_recipe(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'moments = "8bit" needs the package torchao: pip install "gspo\[torchao\]"'):
+        TrainingConfig(steps=1, moments="8bit")

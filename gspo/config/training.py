@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .rollout import SamplingConfig
 from .section import Section
@@ -74,6 +75,13 @@ class OptimizerConfig(Section):
     rounding that the method was not tested with; hence not the default."""
     micro_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that go through the model at once; the only thing that decides a micro-batch. Bounds memory."""
+
+    @field_validator("moments")
+    @classmethod
+    def _package_is_there(cls, moments: str) -> str:
+        if moments == "8bit" and importlib.util.find_spec("torchao") is None:
+            raise ValueError('moments = "8bit" needs the package torchao: pip install "gspo[torchao]"')
+        return moments
 
 
 class TrainingConfig(OptimizerConfig):

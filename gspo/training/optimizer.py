@@ -51,12 +51,9 @@ def _adamw(masters: Sequence[Tensor], config: OptimizerConfig) -> torch.optim.Op
     if config.moments == "float32":
         return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=epsilon, fused=True)
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells which of its kernels do not load, of which none is used
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise ValueError('moments = "8bit" needs the package torchao: pip install "gspo[torchao]"') from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.optim import AdamW8bit
     return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate, betas=betas, eps=epsilon)
 
 
