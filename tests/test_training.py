@@ -12,12 +12,12 @@ from conftest import sampled, tiny_config, tiny_model, tiny_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.config import TrainingConfig
+from gspo.config import LoraConfig, ModelConfig, TrainingConfig
 from gspo.training import update as update_module
 from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
 from gspo.training.packing import TrainingError, make_micro_batches, split_minibatches
-from gspo.training.policy import load_policy
+from gspo.training.policy import ModelError, load_policy
 from gspo.training.update import Skips, pack_minibatches, update
 from gspo.types import Trajectory
 
@@ -439,3 +439,41 @@ class TestLora:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         base = load_policy(tiny_model(), temperature=1.0, seed=0).model(input_ids=ids, use_cache=False).logits
         assert (a - base).abs().max() > 1e-3  # the adapter does something
+
+    @pytest.fixture
+    def untied(self, tmp_path):
+        """The tiny model with an output matrix of its own."""
+        policy = tiny_policy()
+        policy.model.config.tie_word_embeddings = False
+        policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().clone() * 1.5)
+        policy.save(tmp_path / "untied")
+        return tmp_path / "untied"
+
+    def test_an_adapter_on_the_output_matrix_is_trained_and_merged(self, untied, tmp_path):
+        pytest.importorskip("peft")
+        lora = {"rank": 2, "alpha": 4, "target_modules": ["q_proj", "lm_head"]}
+        policy = load_policy(ModelConfig(path=str(untied), lora=lora), temperature=0.7, seed=0)
+        generator = torch.Generator().manual_seed(0)
+        for p in policy.trainable.values():
+            p.data.copy_(torch.randn(p.shape, generator=generator) / 4)
+        (micro,) = make_micro_batches(sampled(policy, [5, 3, 6]), token_budget=1000)
+        mine = policy.score(micro)[0]
+        mine.sum().backward()
+        grads = {n: p.grad.clone() for n, p in policy.trainable.items()}
+        assert any("lm_head" in n and g.abs().max() > 0 for n, g in grads.items())
+        policy.model.zero_grad()
+        theirs = torch.cat([plain_logprobs(policy, t) for t in micro.trajectories])
+        theirs.sum().backward()
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        for name, p in policy.trainable.items():
+            torch.testing.assert_close(grads[name], p.grad, rtol=1e-4, atol=1e-4)
+        policy.save(tmp_path / "merged")
+        merged = load_policy(ModelConfig(path=str(tmp_path / "merged")), temperature=0.7, seed=0)
+        torch.testing.assert_close(merged.score(micro)[0], mine, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("target, told", [("embed_tokens", "on the embeddings"), ("lm_head", "would part them")])
+    def test_adapters_that_have_no_place_in_a_checkpoint_are_refused(self, target, told):
+        pytest.importorskip("peft")
+        config = tiny_model().model_copy(update={"lora": LoraConfig(target_modules=[target, "q_proj"])})
+        with pytest.raises(ModelError, match=told):
+            load_policy(config, temperature=1.0, seed=0)

@@ -6,6 +6,7 @@ N packed tokens, T trained tokens, H width.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -88,8 +89,9 @@ class Policy:
 
     @property
     def head(self) -> Tensor:
-        """The output matrix [V, H]."""
-        return self.model.get_output_embeddings().weight
+        """The output matrix [V, H], with its adapter if it has one: then made when it is asked for, with gradients."""
+        layer = self.model.get_output_embeddings()
+        return _merged(layer) if hasattr(layer, "base_layer") else layer.weight
 
     @property
     def cache_name(self) -> str:
@@ -113,7 +115,7 @@ class Policy:
         for name, tensor in self.model.named_parameters():
             layer = layers.get(name.removesuffix(".base_layer.weight"))
             if "lora_" not in name:  # a merged matrix is made when it is asked for: never two models at once
-                yield name.replace(".base_layer.", "."), tensor.detach() if layer is None else _merged(layer)
+                yield name.replace(".base_layer.", "."), tensor.detach() if layer is None else _merged(layer).detach()
         saved = self.model.state_dict().keys()  # what a checkpoint holds besides: an expert's bias of choice, say
         yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
 
@@ -123,7 +125,7 @@ class Policy:
             self.model.save_pretrained(folder)
         else:
             self.model.save_pretrained(folder, state_dict=dict(self.named_weights()))
-            self.adapter.save_pretrained(folder / "adapter")
+            self.adapter.save_pretrained(folder / "adapter", save_embedding_layers=False)  # they are the base's
         self.tokenizer.save_pretrained(folder)
 
 
@@ -254,18 +256,23 @@ def _add_lora(model: Any, config: LoraConfig) -> Any:
     )
     outer = (model.get_input_embeddings(), model.get_output_embeddings())
     try:
-        adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
+        with warnings.catch_warnings(action="ignore"):  # of tied matrices with adapters, which are refused below
+            adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
         for layer in model.modules():  # every adapter must be one that a checkpoint can merge
             if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
                 _merged(layer)
     except Exception as error:  # peft's own kinds of refusal are many
         raise ModelError(f"model.lora: target_modules = {targets!r} do not fit this model: {error}") from error
-    if outer != (model.get_input_embeddings(), model.get_output_embeddings()):
-        raise ModelError("model.lora: adapters on the embeddings or the output matrix are not handled: leave them out")
+    if outer[0] is not model.get_input_embeddings():
+        raise ModelError("model.lora: adapters on the embeddings are not handled: leave them out of target_modules")
+    if outer[1] is not model.get_output_embeddings() and outer[1].weight is outer[0].weight:
+        raise ModelError(
+            "model.lora: the output matrix of this model is that of its embeddings, and an adapter would part them: leave "
+            "it out of target_modules"
+        )
     return adapter
 
 
-@torch.no_grad()
 def _merged(layer: Any) -> Tensor:
     """base + scale B A of an adapted layer, in float32 before rounding to the base's precision."""
     base = layer.base_layer.weight
