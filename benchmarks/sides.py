@@ -140,7 +140,7 @@ class Ours(Side):
             kernels=settings.kernels,  # type: ignore[arg-type]
         )
         self.policy = load_policy(chosen, temperature=1.0, seed=0)
-        common = {"minibatches": task.minibatches, "micro_tokens": settings.micro_tokens, "longest": 2048}
+        common = {"minibatches": task.minibatches, "micro_tokens": settings.micro_tokens}
         self.configs = {old: recipe(chosen, old_logprobs=old, **common) for old in ("engine", "trainer")}
         self.optimizer = Optimizer(self.policy.trainable, self.configs["engine"].training, 10**6)
         self.counter = FlopCounter(self.policy)

@@ -71,7 +71,7 @@ def trajectories(vocabulary: int, lengths: Sequence[int], *, prompt: int, group:
     return out
 
 
-def recipe(model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tokens: int, longest: int) -> Config:
+def recipe(model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tokens: int) -> Config:
     """The settings that an update reads."""
     return Config.model_validate(
         {
@@ -79,7 +79,7 @@ def recipe(model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tok
             "model": model.model_dump(),
             "data": {"source": "reasoning_gym", "task": "chain_sum", "size": 8, "template": "{expression}"},
             "rewards": [{"type": "exact"}],
-            "rollout": {"old_logprobs": old_logprobs, "max_prompt_tokens": 1, "max_response_tokens": longest},
+            "rollout": {"old_logprobs": old_logprobs, "max_prompt_tokens": 1, "max_response_tokens": micro_tokens - 1},
             "training": {"steps": 8, "minibatches": minibatches, "micro_batch_tokens": micro_tokens},
         }
     )
