@@ -55,20 +55,26 @@ def grows_linearly(x: Numbers, y: Numbers, *, bound: float, slack: float = 0.0) 
     """The upper half's cost a unit is at most bound times the lower half's. slack: growth in all that is no growth."""
     ratio = marginal_ratio(x, y)
     ok = ratio <= bound or max(y) - min(y) <= slack
-    return Verdict(ok, f"one more unit costs {ratio:.2f} times as much in the upper half as in the lower; allowed {bound:g}")
+    return Verdict(
+        ok, f"one more unit costs {ratio:.2f} times as much in the upper half as in the lower; allowed {bound:g}"
+    )
 
 
 def stays_flat(x: Numbers, y: Numbers, *, bound: float, slack: float = 0.0) -> Verdict:
     """No y is above bound times that of the least size, plus slack."""
     ratio = max(y) / y[0] if y[0] > 0 else float("inf")
-    return Verdict(max(y) <= bound * y[0] + slack, f"the largest is {ratio:.2f} times that of the least size; allowed {bound:g}")
+    return Verdict(
+        max(y) <= bound * y[0] + slack, f"the largest is {ratio:.2f} times that of the least size; allowed {bound:g}"
+    )
 
 
 def grows_as(work: Numbers, y: Numbers, *, bound: float) -> Verdict:
     """In the upper half y = c work^p with p at most bound, work being counted arithmetic."""
     middle = len(work) // 2
     power = exponent(work[middle:], y[middle:])
-    return Verdict(power <= bound, f"seconds grow as counted FLOPs to the power {power:.2f} in the upper half; allowed {bound:g}")
+    return Verdict(
+        power <= bound, f"seconds grow as counted FLOPs to the power {power:.2f} in the upper half; allowed {bound:g}"
+    )
 
 
 def slope_below(x: Numbers, y: Numbers, *, bound: float, unit: str) -> Verdict:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+import zlib
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,6 +48,14 @@ class Task:
 
         wanted = response_lengths(lengths, self.responses, self.shrink)
         return trajectories(vocabulary, wanted, prompt=self.prompt, group=self.group)
+
+
+def checksum(samples: list[Any]) -> int:
+    """Of all token ids and their lengths: both sides tell it, and it has to be the same."""
+    found = 0
+    for t in samples:
+        found = zlib.crc32(t.token_ids.tobytes(), zlib.crc32(str(t.num_trained).encode(), found))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ class Ours(Side):
         measured = self.interval.end()
         micro = [m for part in parts for m in part.micro_batches]
         flops = 3 * sum(self.counter.forward(m) for m in micro)
-        self.answer(measured, flops=flops, micro_batches=len(micro), updates=self.optimizer.updates)
+        self.answer(measured, flops=flops, checksum=checksum(samples))
 
     def _samples(self, lengths: str) -> list[Any]:
         """The rollouts with the log-probabilities that an engine with the first weights would have had."""
@@ -212,14 +221,14 @@ class Theirs(Side):
         if self.running:
             measured = self.interval.end()
             assert sum(map(int, self.tokens)) == sum(self.lengths), "TRL did not train on all the tokens that it was given"
-            self.answer(measured, flops=self.flops, updates=self.trainer.state.global_step)
+            self.answer(measured, flops=self.flops, checksum=self.checksum)
         asked = self.next_update()
         samples = self.task.samples(asked["lengths"], self.vocabulary)
         assert len(samples) == len(prompts)
         ids = [t.token_ids.tolist() for t in samples]
         asked_ids, answers = [i[: self.task.prompt] for i in ids], [i[self.task.prompt :] for i in ids]
         self.lengths, self.tokens, self.running = [len(a) for a in answers], [], True
-        self.flops = self._flops(self.lengths)
+        self.flops, self.checksum = self._flops(self.lengths), checksum(samples)
         self.interval.begin(asked["profile"])
         return asked_ids, answers, None, ["" for _ in answers], None, {}, None, None
 

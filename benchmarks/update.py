@@ -2,12 +2,12 @@
 
     pip install -e '.[bench,liger]' && python benchmarks/update.py 0.6B
 
-MODEL is one of Qwen3's shapes (0.6B, 1.7B, 4B, tiny; random weights) or a folder. 128 responses, 8 to a prompt of 128 tokens,
-four optimizer steps. W1: every response has 1,024 tokens; W2: lengths drawn from a skewed distribution, 64 to 2,048, mean
-about 450; both sides get the same token ids. Each side is a process of its own with its model loaded, and they take turns:
-one update of TRL's, one of ours, then in the other order. Where the memory of one GPU does not hold both, they run one after
-the other, and the table says so. TRL is tried with each of --trl-micro first, and runs with its fastest. What is inside an
-interval, and the formula of utilisation: docs/speed.md.
+MODEL is one of Qwen3's shapes (0.6B, 1.7B, 4B; or tiny; random weights) or a folder. 128 responses, 8 to a prompt of 128
+tokens, four optimizer steps. W1: every response has 1,024 tokens; W2: lengths drawn from a skewed distribution, 64 to 2,048,
+mean about 450; both sides get the same token ids. Each side is a process of its own with its model loaded, and they take
+turns: one update of TRL's, one of ours, then in the other order. Where the memory of one GPU does not hold both, they run one
+after the other, and the table says so. TRL is tried with each of --trl-micro first, and runs with its fastest. What is inside
+an interval, and the formula of utilisation: docs/speed.md.
 
     python benchmarks/update.py tiny --device cpu --dtype float32 --shrink 16 --responses 32   # in seconds, without a GPU
     python benchmarks/update.py 0.6B --against none --kernels torch liger compile              # our kernels alone
@@ -18,6 +18,7 @@ Not covered: generation, several GPUs, rollouts whose sequences are clipped.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -28,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from sides import Child, Failed, Ours, OursSettings, Task, TheirSettings, Theirs
+from sides import Child, Failed, Ours, OursSettings, Task, Theirs, TheirSettings
 from workload import LENGTHS, SHAPES, best_rate, make_model
 
 KERNELS = ("auto", "torch", "liger", "compile")
@@ -58,6 +59,7 @@ class Bench:
         )
         self.children: dict[type, Child] = {}
         self.best_micro: dict[str, int] = {}
+        self.measured: dict[str, dict[str, list[Row]]] = {}
 
     def child(self, side: type, settings: OursSettings | TheirSettings) -> Child:
         """The side's process with these settings; one with others ends first. Raises Failed."""
@@ -166,15 +168,20 @@ class Bench:
         return out
 
     def _apart(self, kernels: str, lengths: str) -> dict[str, list[Row]]:
+        """One side after the other, each alone on the machine; a side that cannot run has no rows."""
+        out: dict[str, list[Row]] = {}
+        for side in (Theirs, Ours):
+            self.close()
+            try:
+                child = self.theirs(self.best_micro[lengths]) if side is Theirs else self.ours(kernels)
+                self._warm(child, lengths)
+                names = {"TRL": (child, "")} if side is Theirs else {old: (child, old) for old in self.args.old}
+                out |= self._rounds(names, lengths, again=False)
+            except Failed as error:
+                print(f"{lengths}, {side.__name__} alone on the machine: {error}", flush=True)
         self.close()
-        theirs = self.theirs(self.best_micro[lengths])
-        self._warm(theirs, lengths)
-        out = self._rounds({"TRL": (theirs, "")}, lengths, again=False)
-        self.close()
-        ours = self.ours(kernels)
-        self._warm(ours, lengths)
-        out |= self._rounds({old: (ours, old) for old in self.args.old}, lengths, again=False)
-        self.close()
+        if not out:
+            raise Failed(f"neither side ran at {lengths}")
         return out
 
 
@@ -200,9 +207,8 @@ def table_rows(measured: dict[str, list[Row]], labels: dict[str, str], lengths: 
         told = f"{median:.3f} ({', '.join(f'{s:.3f}' for s in seconds)})"
         peak, held = max(r["peak_gib"] for r in rows), statistics.median(r["held_gib"] for r in rows)
         share = statistics.median(r["flops"] for r in rows) / median / rate
-        lines.append(
-            f"| {lengths} | {labels[name]} | {told} | {ratio} | {tokens / median:,.0f} | {share:.3f} | {peak:.2f} | {held:.2f} |"
-        )
+        per_token = f"{tokens / median:,.0f} | {share:.3f}"
+        lines.append(f"| {lengths} | {labels[name]} | {told} | {ratio} | {per_token} | {peak:.2f} | {held:.2f} |")
     return lines
 
 
@@ -220,6 +226,20 @@ def about(args: argparse.Namespace) -> str:
         found_gpu = torch.cuda.get_device_properties(0)
         where = f"{found_gpu.name}, {found_gpu.total_memory / 2**30:.0f} GiB"
     return f"{', '.join(found)}; {where}"
+
+
+def setting(args: argparse.Namespace, task: Task) -> str:
+    """What both sides were given, in a line."""
+    liger = args.device == "cuda" and not args.no_liger and args.against == "trl"
+    theirs = (
+        f", TRL's weights {args.trl_weights or args.dtype}{', with Liger' if liger else ''}"
+        if args.against == "trl"
+        else ""
+    )
+    return (
+        f"{args.model}, {args.dtype}, {task.responses} responses, {task.group} a prompt of {task.prompt} tokens, "
+        f"{task.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch{theirs}"
+    )
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -243,6 +263,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shrink", type=int, default=1, help="divides the lengths of prompts and responses")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--profile", default="", help="folder for a table of kernels a side, after the timing")
+    parser.add_argument("--json", default="", help="file for every measured update")
     args = parser.parse_args(words)
     args.trl_micro = sorted({min(m, args.responses // args.minibatches) for m in args.trl_micro})
     for micro in args.trl_micro:
@@ -255,7 +276,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> int:
     args = parse(words)
-    lines = []
+    lines: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(args.model)
         if args.model in SHAPES:
@@ -275,9 +296,10 @@ def main(words: list[str] | None = None) -> int:
             return 1
         finally:
             bench.close()
-    print(f"\n{about(args)}\n{args.model}, {args.dtype}, {args.responses} responses, {args.group} a prompt of {bench.task.prompt} "
-          f"tokens, {args.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch; utilisation against {whence}\n")  # fmt: skip
+    print(f"\n{about(args)}\n{setting(args, bench.task)}; utilisation against {whence}\n")
     print("\n".join([*HEAD, *lines]))
+    if args.json:
+        Path(args.json).write_text(json.dumps(bench.measured, indent=1))
     return 0
 
 
@@ -285,6 +307,8 @@ def comparison(bench: Bench, kernels: str, lengths: str, rate: float) -> list[st
     """The lines of one comparison."""
     measured, mode = bench.compare(kernels, lengths)
     task = bench.task
+    bench.measured[f"{kernels}, {lengths}, {mode}"] = measured
+    assert len({row["checksum"] for rows in measured.values() for row in rows}) == 1, "the sides had different tokens"
     wanted = [len(t.token_ids) - task.prompt for t in task.samples(lengths, 1000)]
     print(f"{lengths}: {sum(wanted)} response tokens, {min(wanted)} to {max(wanted)}; {kernels}: {mode}", flush=True)
     labels = {"TRL": f"TRL, micro-batch {bench.best_micro.get(lengths)}"}
