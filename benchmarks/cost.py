@@ -3,12 +3,12 @@
     python benchmarks/cost.py                  # a GPU, Qwen3-0.6B's shape
     python benchmarks/cost.py --small          # a CPU, under a minute; ends with code 1 if growth is not what it should be
 
-One update is one optimizer step on a rollout batch with made-up tokens. `pack`: all tokens in one micro-batch. `batch`: more
-tokens, micro-batches of one size. `length`: the same number of tokens, in longer and longer responses. `group`: the same
-responses, more and more of them to one prompt. `vocabulary`: the same tokens, a larger output matrix. Seconds are the least
-of several repeats that go over the sizes in turn; on a CPU they are one thread's CPU seconds, which other programs do not
-lengthen. Memory is the most that an update adds to what was held before it: weights, gradients and AdamW's moments. What is
-fitted and what is held against what: docs/speed.md.
+One update is one optimizer step on a rollout batch with made-up tokens. `pack`: all tokens in one micro-batch. `batch`:
+more tokens, micro-batches of one size. `length`: the same number of tokens, in longer and longer responses. `group`: the
+same responses, more and more of them to one prompt. `vocabulary`: the same tokens, a larger output matrix. Seconds are the
+least of several repeats that go over the sizes in turn; on a CPU they are one thread's CPU seconds, which other programs
+lengthen least. Memory is the most that an update adds to what was held before it: weights, gradients and AdamW's moments.
+What is fitted and what is held against what: docs/speed.md.
 
 Not covered: generation, several GPUs, clipped sequences.
 """
@@ -275,10 +275,9 @@ def report(curve: str, rows: Sequence[dict[str, float]], scale: Scale, device: s
     """Print a curve as a table with its fits and verdicts; False where it grows as it should not."""
     print(f"\n### {curve}\n\n| {curve} | tokens | seconds | µs a token | TFLOP/s | MiB added |\n|---|---|---|---|---|---|")
     for row in rows:
-        rate, micros = row["flops"] / row["seconds"] / 1e12, row["seconds"] / row["tokens"] * 1e6
-        print(
-            f"| {row['x']:,} | {row['tokens']:,} | {row['seconds']:.4f} | {micros:.2f} | {rate:.3g} | {row['memory'] * 1024:.1f} |"
-        )
+        seconds = row["seconds"]
+        rate, micros, mib = row["flops"] / seconds / 1e12, seconds / row["tokens"] * 1e6, row["memory"] * 1024
+        print(f"| {row['x']:,} | {row['tokens']:,} | {seconds:.4f} | {micros:.2f} | {rate:.3g} | {mib:.1f} |")
     print(f"\n{fits(curve, rows)}.\n")
     verdicts = {"seconds": seconds_verdict(curve, rows), "memory": memory_verdict(curve, rows, scale, device)}
     for what, verdict in verdicts.items():
@@ -347,7 +346,8 @@ def main(words: list[str] | None = None) -> int:
         return 0
     print(f"torch {torch.__version__}, {args.device}, {json.dumps(asdict(scale))}")
     every = measured(args)
-    good = all([report(curve, rows, scale, args.device) for curve, rows in every.items()])
+    passed = [report(curve, rows, scale, args.device) for curve, rows in every.items()]  # all are shown
+    good = all(passed)
     if args.json:
         Path(args.json).write_text(json.dumps(every, indent=1))
     print("\nGrowth is as it should be." if good else "\nGrowth is NOT as it should be.")

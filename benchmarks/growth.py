@@ -1,7 +1,7 @@
 """How measured cost grows with size: least squares, and criteria that noise on a shared machine does not decide.
 
-Every y is the least of several repeats: other programs only ever add to a time, so the least is the nearest to its own cost,
-and more repeats can only bring it nearer. Sizes double from point to point.
+Every y is the least of several repeats: other programs only ever add to a time, so the least is the nearest to its own
+cost, and more repeats can only bring it nearer.
 
 Not covered: confidence intervals. A criterion asks whether growth is of another kind (twice the cost a unit at four times
 the size), not whether it is a few percent steeper.

@@ -3,11 +3,11 @@
     pip install -e '.[bench,liger]' && python benchmarks/update.py 0.6B
 
 MODEL is one of Qwen3's shapes (0.6B, 1.7B, 4B; or tiny; random weights) or a folder. 128 responses, 8 to a prompt of 128
-tokens, four optimizer steps. W1: every response has 1,024 tokens; W2: lengths drawn from a skewed distribution, 64 to 2,048,
-mean about 450; both sides get the same token ids. Each side is a process of its own with its model loaded, and they take
-turns: one update of TRL's, one of ours, then in the other order. Where the memory of one GPU does not hold both, they run one
-after the other, and the table says so. TRL is tried with each of --trl-micro first, and runs with its fastest. What is inside
-an interval, and the formula of utilisation: docs/speed.md.
+tokens, four optimizer steps. W1: every response has 1,024 tokens; W2: lengths drawn from a skewed distribution, 64 to
+2,048, mean about 450; both sides get the same token ids. Each side is a process of its own with its model loaded, and they
+take turns: one update of TRL's, one of ours, then in the other order. Where the memory of one GPU does not hold both, they
+run one after the other, and the table says so. TRL is tried with each of --trl-micro first, and runs with its fastest. What
+is inside an interval, and the formula of utilisation: docs/speed.md.
 
     python benchmarks/update.py tiny --device cpu --dtype float32 --shrink 16 --responses 32   # in seconds, without a GPU
     python benchmarks/update.py 0.6B --against none --kernels torch liger compile              # our kernels alone
@@ -230,12 +230,10 @@ def about(args: argparse.Namespace) -> str:
 
 def setting(args: argparse.Namespace, task: Task) -> str:
     """What both sides were given, in a line."""
-    liger = args.device == "cuda" and not args.no_liger and args.against == "trl"
-    theirs = (
-        f", TRL's weights {args.trl_weights or args.dtype}{', with Liger' if liger else ''}"
-        if args.against == "trl"
-        else ""
-    )
+    theirs = ""
+    if args.against == "trl":
+        liger = "without" if args.no_liger or args.device != "cuda" else "with"
+        theirs = f", TRL's weights {args.trl_weights or args.dtype}, {liger} Liger"
     return (
         f"{args.model}, {args.dtype}, {task.responses} responses, {task.group} a prompt of {task.prompt} tokens, "
         f"{task.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch{theirs}"
