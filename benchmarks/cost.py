@@ -245,8 +245,8 @@ def memory_verdict(curve: str, rows: Sequence[dict[str, float]], scale: Scale, d
         width = SHAPES[scale.shape]["hidden_size"]
         bytes_a_row = [m * 2**30 for m in memory]
         return slope_below(x, bytes_a_row, bound=HEADS_OF_MEMORY * 4 * width, unit="bytes a row of the output matrix")
-    if curve == "batch":  # from the size on where micro-batches are full
-        full = [(a, m) for a, m in zip(x, memory, strict=True) if a >= scale.micro_tokens]
+    if curve == "batch":  # from where micro-batches are full, with shared prompts too
+        full = [(a, m) for a, m in zip(x, memory, strict=True) if a >= 2 * scale.micro_tokens]
         x, memory = [a for a, _ in full], [m for _, m in full]
     return stays_flat(x, memory, bound=FLAT_BOUND["memory"], slack=slack)
 

@@ -204,7 +204,7 @@ class Theirs(Side):
         super().__init__(task, connection)
         self.settings, self.running = settings, False
         self.trainer = self._trainer()
-        self.trainer._generate = self._turn
+        self.generate, self.trainer._generate = self.trainer._generate, self._turn
         self._loss, self.trainer.compute_loss = self.trainer.compute_loss, self._counted
         self.vocabulary = self.trainer.model.get_output_embeddings().weight.shape[0]
 
@@ -249,26 +249,47 @@ class Theirs(Side):
         counter = FlopCounter(SimpleNamespace(model=model, backbone=model.get_decoder(), head=head))  # type: ignore[arg-type]
         return flops_of_samples(counter, [(self.task.prompt, n) for n in lengths])
 
+    def _options(self) -> dict[str, Any]:
+        """The settings that were its fastest, with its own loss at GSPO's paper-faithful setting."""
+        task, on_gpu = self.task, self.task.device == "cuda"
+        steps = task.responses // self.settings.micro
+        return {
+            "output_dir": tempfile.mkdtemp(),
+            "num_generations": task.group,
+            "max_completion_length": 2048,
+            "per_device_train_batch_size": self.settings.micro,
+            "steps_per_generation": steps,
+            "gradient_accumulation_steps": steps // task.minibatches,
+            "importance_sampling_level": "sequence",
+            "loss_type": "grpo",
+            "epsilon": 3e-4,
+            "epsilon_high": 4e-4,
+            "beta": 0.0,
+            "learning_rate": 1e-6,
+            "lr_scheduler_type": "constant",
+            "max_steps": 1000 * task.minibatches,
+            "gradient_checkpointing": False,
+            "bf16": on_gpu and task.dtype == "bfloat16",
+            "use_cpu": not on_gpu,
+            "use_liger_kernel": self.settings.liger,
+            "model_init_kwargs": {"dtype": self.settings.weights, "attn_implementation": "sdpa"},
+            "logging_steps": task.minibatches,
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "report_to": [],
+        }
+
     def _trainer(self) -> Any:
-        """With the settings that were its fastest, and its own loss at GSPO's paper-faithful setting."""
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        task, on_gpu = self.task, self.task.device == "cuda"
-        steps = task.responses // self.settings.micro
-        config = GRPOConfig(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=self.settings.micro, steps_per_generation=steps,
-            gradient_accumulation_steps=steps // task.minibatches, num_generations=task.group,
-            max_completion_length=2048, importance_sampling_level="sequence", loss_type="grpo", epsilon=3e-4,
-            epsilon_high=4e-4, beta=0.0, learning_rate=1e-6, lr_scheduler_type="constant", gradient_checkpointing=False,
-            bf16=on_gpu and task.dtype == "bfloat16", use_cpu=not on_gpu, use_liger_kernel=self.settings.liger,
-            max_steps=1000 * task.minibatches, save_strategy="no", report_to=[], disable_tqdm=True,
-            logging_steps=task.minibatches,
-            model_init_kwargs={"dtype": self.settings.weights, "attn_implementation": "sdpa"},
-        )  # fmt: skip
         reward = lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))]  # noqa: E731
-        rows = Dataset.from_list([{"prompt": str(i)} for i in range(1000 * task.responses // task.group)])
-        return GRPOTrainer(model=task.model, args=config, reward_funcs=reward, train_dataset=rows)
+        rows = Dataset.from_list(self._prompts(1000 * self.task.responses // self.task.group))
+        config = GRPOConfig(**self._options())
+        return GRPOTrainer(model=self.task.model, args=config, reward_funcs=reward, train_dataset=rows)
+
+    def _prompts(self, num: int) -> list[dict[str, str]]:
+        return [{"prompt": str(i)} for i in range(num)]
 
 
 # ---- processes --------------------------------------------------------------------------------------------

@@ -23,13 +23,15 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from sides import Child, Failed, Ours, OursSettings, Task, Theirs, TheirSettings
+from sides import Child, Failed, Ours, OursSettings, Side, Task, Theirs, TheirSettings
 from workload import LENGTHS, SHAPES, best_rate, make_model
 
 KERNELS = ("auto", "torch", "liger", "compile")
@@ -43,6 +45,9 @@ Row = dict[str, float]
 
 class Bench:
     """The children of a comparison, kept while they can be used again, and what was measured."""
+
+    OURS: type[Side] = Ours
+    THEIRS: type[Side] = Theirs
 
     def __init__(self, args: argparse.Namespace, model: Path, logs: Path) -> None:
         self.args, self.logs = args, logs
@@ -79,11 +84,11 @@ class Bench:
     def theirs(self, micro: int) -> Child:
         """TRL's process. Raises Failed."""
         liger = self.args.device == "cuda" and not self.args.no_liger
-        return self.child(Theirs, TheirSettings(self.args.trl_weights or self.args.dtype, micro, liger))
+        return self.child(self.THEIRS, TheirSettings(self.args.trl_weights or self.args.dtype, micro, liger))
 
     def ours(self, kernels: str) -> Child:
         """Our process. Raises Failed."""
-        return self.child(Ours, OursSettings(kernels, self.args.head, self.args.micro))
+        return self.child(self.OURS, OursSettings(kernels, self.args.head, self.args.micro))
 
     def choose_micro(self) -> None:
         """TRL's fastest micro-batch for each kind of lengths, each tried alone on the machine."""
@@ -98,7 +103,7 @@ class Bench:
                     child.update(lengths)
                     took[lengths, micro] = min(child.update(lengths)["seconds"] for _ in range(2))
                 except Failed:  # most likely out of memory; the sentence is on the terminal
-                    self.close(Theirs)
+                    self.close(self.THEIRS)
         self.close()
         for lengths in self.args.lengths:
             tried = {m: s for (name, m), s in took.items() if name == lengths}
@@ -144,7 +149,7 @@ class Bench:
         return "one after the other"
 
     def _warm(self, child: Child, lengths: str) -> None:
-        for old in self.args.old if child.key[0] is Ours else ("",):
+        for old in self.args.old if child.key[0] is self.OURS else ("",):
             for _ in range(WARMUPS):
                 child.update(lengths, old_logprobs=old)
 
@@ -159,7 +164,10 @@ class Bench:
                 child, old = names[name]
                 if again:
                     child.update(lengths, old_logprobs=old)
-                out[name].append(child.update(lengths, old_logprobs=old))
+                row = child.update(lengths, old_logprobs=old)
+                if self.args.device == "cpu" and self.args.threads == 1:
+                    row["seconds"] = row["cpu_seconds"]  # which other programs lengthen least
+                out[name].append(row)
                 if again:
                     child.memory(release=True)
         if self.args.profile:
@@ -170,12 +178,12 @@ class Bench:
     def _apart(self, kernels: str, lengths: str) -> dict[str, list[Row]]:
         """One side after the other, each alone on the machine; a side that cannot run has no rows."""
         out: dict[str, list[Row]] = {}
-        for side in (Theirs, Ours):
+        for side in (self.THEIRS, self.OURS):
             self.close()
             try:
-                child = self.theirs(self.best_micro[lengths]) if side is Theirs else self.ours(kernels)
+                child = self.theirs(self.best_micro[lengths]) if side is self.THEIRS else self.ours(kernels)
                 self._warm(child, lengths)
-                names = {"TRL": (child, "")} if side is Theirs else {old: (child, old) for old in self.args.old}
+                names = {"TRL": (child, "")} if side is self.THEIRS else {old: (child, old) for old in self.args.old}
                 out |= self._rounds(names, lengths, again=False)
             except Failed as error:
                 print(f"{lengths}, {side.__name__} alone on the machine: {error}", flush=True)
@@ -188,8 +196,9 @@ class Bench:
 # ---- the table --------------------------------------------------------------------------------------------
 
 HEAD = (
-    "| lengths | side | seconds: median (all) | TRL / ours | response tokens/s | utilisation | peak GiB | held before |",
-    "|---|---|---|---|---|---|---|---|",
+    "| lengths | side | seconds: median (all) | TRL / ours | response tokens/s | utilisation | generation s | peak GiB "
+    "| held before |",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -206,9 +215,11 @@ def table_rows(measured: dict[str, list[Row]], labels: dict[str, str], lengths: 
             ratio = f"**{statistics.median(theirs) / median:.2f}** ({min(each):.2f} to {max(each):.2f})"
         told = f"{median:.3f} ({', '.join(f'{s:.3f}' for s in seconds)})"
         peak, held = max(r["peak_gib"] for r in rows), statistics.median(r["held_gib"] for r in rows)
-        share = statistics.median(r["flops"] for r in rows) / median / rate
-        per_token = f"{tokens / median:,.0f} | {share:.3f}"
-        lines.append(f"| {lengths} | {labels[name]} | {told} | {ratio} | {per_token} | {peak:.2f} | {held:.2f} |")
+        flops = statistics.median(r.get("flops", 0.0) for r in rows)
+        share = f"{flops / median / rate:.3f}" if flops else "-"
+        generation = f"{statistics.median(r['collect_s'] for r in rows):.3f}" if "collect_s" in rows[0] else "-"
+        middle = f"{tokens / median:,.0f} | {share} | {generation}"
+        lines.append(f"| {lengths} | {labels[name]} | {told} | {ratio} | {middle} | {peak:.2f} | {held:.2f} |")
     return lines
 
 
@@ -221,7 +232,7 @@ def about(args: argparse.Namespace) -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             found.append(f"{name} absent")
-    where = f"{args.threads} CPU threads a side"
+    where = f"{args.threads} CPU threads a side" if args.threads > 1 else "CPU seconds of one thread a side"
     if args.device == "cuda":
         found_gpu = torch.cuda.get_device_properties(0)
         where = f"{found_gpu.name}, {found_gpu.total_memory / 2**30:.0f} GiB"
@@ -240,14 +251,31 @@ def setting(args: argparse.Namespace, task: Task) -> str:
     )
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the commands that compare sides differ in."""
+
+    bench: type[Bench] = Bench
+    """Who runs the sides."""
+    old: tuple[str, ...] = OLD
+    """Choices of --old."""
+    chosen: tuple[str, ...] = OLD
+    """Those that run unless told otherwise."""
+    description: str = __doc__
+    """For --help."""
+    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    """Adds options."""
+
+
+def parse(words: list[str] | None = None, command: Command = Command()) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=command.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a folder of a language model")
     parser.add_argument("--against", choices=("trl", "none"), default="trl")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["auto"], help="ours, one comparison each")
-    parser.add_argument("--old", nargs="+", choices=OLD, default=list(OLD), help="whose old log-probabilities, ours alone")
+    whose = {"choices": command.old, "default": list(command.chosen)}
+    parser.add_argument("--old", nargs="+", **whose, help="whose old log-probabilities, ours alone")
     parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens")
     parser.add_argument("--trl-micro", nargs="+", type=int, default=[8, 16, 32], help="sequences a micro-batch, to try")
     parser.add_argument("--trl-weights", default="", help="precision of TRL's weights and moments; that of --dtype")
@@ -259,9 +287,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     for name, value in {"repeats": 5, "responses": 128, "group": 8, "prompt": 128, "minibatches": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--shrink", type=int, default=1, help="divides the lengths of prompts and responses")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1, help="of each side; with one, seconds on a CPU are CPU seconds")
     parser.add_argument("--profile", default="", help="folder for a table of kernels a side, after the timing")
     parser.add_argument("--json", default="", help="file for every measured update")
+    command.options(parser)
     args = parser.parse_args(words)
     args.trl_micro = sorted({min(m, args.responses // args.minibatches) for m in args.trl_micro})
     for micro in args.trl_micro:
@@ -272,8 +301,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main(words: list[str] | None = None) -> int:
-    args = parse(words)
+def main(words: list[str] | None = None, command: Command = Command()) -> int:
+    """Run the comparison and print its table; 1 where nothing could be measured."""
+    args = parse(words, command)
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(args.model)
@@ -282,7 +312,7 @@ def main(words: list[str] | None = None) -> int:
             if args.device == "cuda":
                 torch.cuda.empty_cache()
         rate, whence = best_rate(torch.device(args.device), args.dtype)
-        bench = Bench(args, folder, Path(tempfile.mkdtemp(prefix="update-logs-")))
+        bench = command.bench(args, folder, Path(tempfile.mkdtemp(prefix="update-logs-")))
         try:
             if args.against == "trl":
                 bench.choose_micro()
@@ -310,7 +340,7 @@ def comparison(bench: Bench, kernels: str, lengths: str, rate: float) -> list[st
     wanted = [len(t.token_ids) - task.prompt for t in task.samples(lengths, 1000)]
     print(f"{lengths}: {sum(wanted)} response tokens, {min(wanted)} to {max(wanted)}; {kernels}: {mode}", flush=True)
     labels = {"TRL": f"TRL, micro-batch {bench.best_micro.get(lengths)}"}
-    labels |= {old: f"ours, {kernels}, old by {old}; {mode}" for old in OLD}
+    labels |= {old: f"ours, {kernels}, old by {old}; {mode}" for old in bench.args.old}
     return table_rows(measured, labels, lengths, sum(wanted), rate)
 
 

@@ -133,6 +133,10 @@ class Interval:
         memory = {"peak_gib": self.peak_gib(), "held_gib": self.held}
         return {"seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
 
+    def so_far(self) -> float:
+        """Seconds since `begin`."""
+        return time.perf_counter() - self.start
+
     def settle(self) -> None:
         """Wait for the GPU."""
         if self.on_gpu:
