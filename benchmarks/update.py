@@ -101,7 +101,7 @@ class Bench:
                 try:
                     child = self.theirs(micro)
                     child.update(lengths)
-                    took[lengths, micro] = min(child.update(lengths)["seconds"] for _ in range(2))
+                    took[lengths, micro] = min(self._measured(child, lengths)["seconds"] for _ in range(2))
                 except Failed:  # most likely out of memory; the sentence is on the terminal
                     self.close(self.THEIRS)
         self.close()
@@ -153,6 +153,12 @@ class Bench:
             for _ in range(WARMUPS):
                 child.update(lengths, old_logprobs=old)
 
+    def _measured(self, child: Child, lengths: str, old: str = "engine") -> Row:
+        row = child.update(lengths, old_logprobs=old)
+        if self.args.device == "cpu" and self.args.threads == 1:
+            row["seconds"] = row["cpu_seconds"]  # which other programs lengthen least
+        return row
+
     def _rounds(self, names: dict[str, tuple[Child, str]], lengths: str, *, again: bool) -> dict[str, list[Row]]:
         """Repeats in which the sides take turns, each second round in the other order.
 
@@ -164,10 +170,7 @@ class Bench:
                 child, old = names[name]
                 if again:
                     child.update(lengths, old_logprobs=old)
-                row = child.update(lengths, old_logprobs=old)
-                if self.args.device == "cpu" and self.args.threads == 1:
-                    row["seconds"] = row["cpu_seconds"]  # which other programs lengthen least
-                out[name].append(row)
+                out[name].append(self._measured(child, lengths, old))
                 if again:
                     child.memory(release=True)
         if self.args.profile:
@@ -313,6 +316,7 @@ def main(words: list[str] | None = None, command: Command = Command()) -> int:
                 torch.cuda.empty_cache()
         rate, whence = best_rate(torch.device(args.device), args.dtype)
         bench = command.bench(args, folder, Path(tempfile.mkdtemp(prefix="update-logs-")))
+        failed = ""
         try:
             if args.against == "trl":
                 bench.choose_micro()
@@ -320,15 +324,17 @@ def main(words: list[str] | None = None, command: Command = Command()) -> int:
                 for lengths in args.lengths:
                     lines += comparison(bench, kernels, lengths, rate)
         except Failed as error:
-            print(f"failed: {error}", file=sys.stderr)
-            return 1
+            failed = f"failed: {error}; the processes' logs are in {bench.logs}"
         finally:
             bench.close()
-    print(f"\n{about(args)}\n{setting(args, bench.task)}; utilisation against {whence}\n")
-    print("\n".join([*HEAD, *lines]))
+    if lines:
+        print(f"\n{about(args)}\n{setting(args, bench.task)}; utilisation against {whence}\n")
+        print("\n".join([*HEAD, *lines]))
     if args.json:
         Path(args.json).write_text(json.dumps(bench.measured, indent=1))
-    return 0
+    if failed:
+        print(failed, file=sys.stderr)
+    return 1 if failed else 0
 
 
 def comparison(bench: Bench, kernels: str, lengths: str, rate: float) -> list[str]:

@@ -98,8 +98,21 @@ def best_rate(device: torch.device, dtype: str) -> tuple[float, str]:
     """FLOP/s that utilisation is measured against, and where the number is from."""
     if device.type == "cuda" and dtype != "float32":
         return DATA_SHEET, "the data sheet's 989 TFLOP/s"
-    rate = peak_flops(device, getattr(torch, dtype))
+    rate = peak_flops(device, getattr(torch, dtype)) if device.type == "cuda" else _cpu_rate(getattr(torch, dtype))
     return rate, f"{rate / 1e12:.3g} TFLOP/s, the best of a large matrix product here"
+
+
+def _cpu_rate(dtype: torch.dtype) -> float:
+    """FLOP a CPU second of one thread, as updates are timed there: the best of ten."""
+    size, best, threads = 1024, float("inf"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    a, b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    for _ in range(10):
+        start = time.process_time()
+        torch.mm(a, b)
+        best = min(best, time.process_time() - start)
+    torch.set_num_threads(threads)
+    return 2 * size**3 / best
 
 
 class Interval:
