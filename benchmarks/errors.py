@@ -10,6 +10,8 @@ a row a path and exits with 1 where one is.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -19,11 +21,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gspo.config import CreateConfig, ModelConfig
 from gspo.training import logprobs
-from gspo.training.attention import Layout, packed_attention
+from gspo.training.attention import Layout, Segment, packed_attention
 from gspo.training.logprobs import linear_logprobs
 from gspo.training.policy import load_policy
 
 LENGTHS = [700, 512, 300, 129, 64, 7, 1]
+PROMPTS = {"no": [None] * 7, "a": [None, None, None, None, 3, 3, 3]}
 SLACK = 2.0
 FLOAT32_BOUND = 1e-5
 
@@ -47,31 +50,43 @@ def report(name: str, dtype: torch.dtype, fast: list[Tensor], plain: list[Tensor
     mine, theirs = (max(relative(a, e) for a, e in zip(xs, exact, strict=True)) for xs in (fast, plain))
     bound = max(SLACK * theirs, FLOAT32_BOUND if dtype == torch.float32 else 0.0)
     good = mine <= bound
-    print(f"{name:44} {str(dtype)[6:]:9} fast {mine:.1e}  plain {theirs:.1e}  {'' if good else 'TOO FAR'}", flush=True)
+    print(f"{name:54} {str(dtype)[6:]:9} fast {mine:.1e}  plain {theirs:.1e}  {'' if good else 'TOO FAR'}", flush=True)
     return good
 
 
 def attention_rows(device: str) -> list[bool]:
-    """Varlen attention against one sequence after the other."""
-    layout, out = Layout.of(LENGTHS, device), []
-    for heads, groups, width in ((4, 4, 64), (8, 2, 128), (4, 1, 256), (4, 2, 96)):
+    """Packed attention against one segment after the other, without shared prompts and with one."""
+    out = []
+    shapes = ((4, 4, 64), (8, 2, 128), (4, 1, 256), (4, 2, 96))
+    for (heads, groups, width), (shared, prompts) in itertools.product(shapes, PROMPTS.items()):
         g = torch.Generator().manual_seed(0)
         wide = [torch.randn(1, h, sum(LENGTHS), width, generator=g).to(device) for h in (heads, groups, groups)]
-
-        def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return packed_attention(torch.nn.Module(), q, k, v, None, layout=layout)[0]
-
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            parts = zip(*(x.split(LENGTHS, dim=2) for x in (q, k, v)), strict=True)
-            each = [scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True) for part in parts]
-            return torch.cat(each, dim=2).transpose(1, 2)
-
+        segments = [Segment(n, prompt) for n, prompt in zip(LENGTHS, prompts, strict=True)]
+        packed = functools.partial(packed_rows, Layout.of(segments, device))
+        alone = functools.partial(one_by_one, prompts)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             inputs = [x.to(dtype) for x in wide]
             exact = gradients(alone, [x.double() for x in inputs])
-            name = f"attention {heads}/{groups} heads of {width}"
+            name = f"attention {heads}/{groups} heads of {width}, {shared} shared prompt"
             out.append(report(name, dtype, gradients(packed, inputs), gradients(alone, inputs), exact))
     return out
+
+
+def packed_rows(layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What training computes."""
+    return packed_attention(torch.nn.Module(), q, k, v, None, layout=layout)[0]
+
+
+def one_by_one(prompts: list[int | None], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each segment alone, after the prompt that it sees."""
+    qs, ks, vs = (x.split(LENGTHS, dim=2) for x in (q, k, v))
+    out = []
+    for i, prompt in enumerate(prompts):
+        k, v = (x[i] if prompt is None else torch.cat([x[prompt], x[i]], dim=2) for x in (ks, vs))
+        n, total = qs[i].shape[2], k.shape[2]
+        seen = torch.arange(total, device=q.device) <= total - n + torch.arange(n, device=q.device)[:, None]
+        out.append(scaled_dot_product_attention(qs[i], k, v, seen, enable_gqa=True))
+    return torch.cat(out, dim=2).transpose(1, 2)
 
 
 def head_rows(device: str) -> list[bool]:
@@ -106,7 +121,7 @@ def layer_rows(device: str) -> list[bool]:
     config = ModelConfig(create=create, device=device)  # type: ignore[arg-type]
     ids = torch.randint(12, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(device)
     places = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
-    layout = Layout.of(LENGTHS, device)
+    layout = Layout.of([Segment(n) for n in LENGTHS], device)
 
     def run(dtype: torch.dtype, computed: torch.dtype | None = None, **settings: str) -> list[Tensor]:
         policy = load_policy(config.model_copy(update=settings), temperature=1.0, seed=0)

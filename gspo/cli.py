@@ -99,7 +99,7 @@ def _sft(options: argparse.Namespace, overrides: list[str]) -> None:
 
     config = load(options.recipe, overrides)
     with open_world(config.model.device) as world:
-        require_one_rank(config.model, world)
+        require_one_rank(config, world)
         folder = cold_start(config, resume=options.resume, world=world)
     if world.is_main:
         print(f"model: {folder}")

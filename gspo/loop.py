@@ -58,5 +58,5 @@ def _start(config: Config, world: World, *, resume: bool) -> Path | None:
     """The model to start from, None for the recipe's: what a cold start leaves. Refuses what cannot run, before work."""
     require_packages(config.tracking)
     require_engine(config)
-    require_one_rank(config.model, world)
+    require_one_rank(config, world)
     return cold_start(config, resume=resume, world=world) if config.cold_start else None

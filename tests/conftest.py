@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from gspo.training.policy import Policy, load_policy
 from gspo.types import Trajectory
 
 ALPHABET = "0123456789+-= "
+
+BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+sys.path.append(BENCHMARKS)
 
 
 def tiny_model(dtype: str = "float32", **shape: Any) -> ModelConfig:

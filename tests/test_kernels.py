@@ -15,8 +15,12 @@ from gspo.training.policy import ModelError, load_policy
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 
 
+def policy_with(settings, **shape):
+    return load_policy(tiny_model(**shape).model_copy(update=settings), temperature=1.0, seed=0)
+
+
 def compiled_policy(**shape):
-    return load_policy(tiny_model(**shape).model_copy(update={"kernels": "compile"}), temperature=1.0, seed=0)
+    return policy_with({"kernels": "compile"}, **shape)
 
 
 @needs_compiler
@@ -49,8 +53,40 @@ def test_sampling_runs_the_layers_as_they_are_written():
         assert (a.token_ids == b.token_ids).all() and (a.engine_logprobs == b.engine_logprobs).all()
 
 
+def kept_bytes_and_gradients(policy, samples):
+    """Bytes that the forward pass keeps for the backward pass, and the gradients."""
+    (micro,) = make_micro_batches(samples, token_budget=1000)
+    kept = {}
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda x: (kept.update({x.data_ptr(): x.nbytes}), x)[1], lambda x: x):
+        logp_T = policy.score(micro)[0]
+    logp_T.sum().backward()
+    return sum(kept.values()), {name: p.grad for name, p in policy.trainable.items()}
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("compile", marks=needs_compiler)])
+@pytest.mark.filterwarnings("ignore")
+def test_checkpointing_keeps_less_and_changes_no_gradient(kernels):
+    samples = sampled(tiny_policy(), [30, 50, 20, 70])
+    kept, gradients = {}, {}
+    for kind in ("none", "selective", "full"):
+        policy = policy_with({"kernels": kernels, "checkpointing": kind}, num_layers=4)
+        kept[kind], gradients[kind] = kept_bytes_and_gradients(policy, samples)
+    assert kept["full"] < 0.6 * kept["none"]
+    assert kernels == "compile" or kept["full"] < kept["selective"] < 0.85 * kept["none"]
+    for kind in ("selective", "full"):
+        for name, gradient in gradients["none"].items():
+            assert float((gradients[kind][name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), (kind, name)
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_checkpointing_does_not_touch_sampling(kind):
+    mine, theirs = (sampled(p, [3, 5]) for p in (policy_with({"checkpointing": kind}), tiny_policy()))
+    assert all((a.token_ids == b.token_ids).all() for a, b in zip(mine, theirs, strict=True))
+
+
 def test_a_model_without_a_list_of_layers_is_refused():
-    with pytest.raises(KernelError, match=r'kernels = "compile": Linear has no list of layers .* use "torch"'):
+    with pytest.raises(KernelError, match=r'kernels = "compile": Linear has no list of layers: use "torch"'):
         compile_layers(torch.nn.Linear(2, 2))
 
 

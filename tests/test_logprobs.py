@@ -39,6 +39,21 @@ def test_chunked_equals_plain_in_value_and_gradient(monkeypatch, temperature, ch
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_tokens_without_a_gradient_cost_no_logits_in_backward(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 5, dtype=torch.float64, generator=g).requires_grad_() for n in (7, 11))
+    target, upstream = torch.randint(11, (7,), generator=g), torch.tensor([0, 1.5, 0, 0, -2, 0, 0], dtype=torch.float64)
+    (plain(hidden, weight, target, 1.0)[0] * upstream).sum().backward()
+    wanted = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    rows, gradient = [], logprobs._gradient
+    monkeypatch.setattr(logprobs, "_gradient", lambda logits, *x: rows.append(len(logits)) or gradient(logits, *x))
+    (linear_logprobs(hidden, weight, target, temperature=1.0)[0] * upstream).sum().backward()
+    for mine, theirs in zip((hidden.grad, weight.grad), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    assert sum(rows) == 2
+
+
 def test_gradient_equals_finite_differences():
     g = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 3, dtype=torch.float64, generator=g).requires_grad_() for n in (4, 6))

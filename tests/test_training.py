@@ -12,13 +12,14 @@ from conftest import sampled, tiny_config, tiny_model, tiny_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.config import TrainingConfig
+from gspo.config import LoraConfig, ModelConfig, TrainingConfig
 from gspo.training import update as update_module
 from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
 from gspo.training.packing import TrainingError, make_micro_batches, split_minibatches
-from gspo.training.policy import load_policy
+from gspo.training.policy import ModelError, load_policy
 from gspo.training.update import Skips, pack_minibatches, update
+from gspo.types import Trajectory
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 4, 6]
 
@@ -60,8 +61,6 @@ def test_packing_keeps_every_token_once_within_the_budget(lengths, budget):
 def _trajectory(rng, prompt, response):
     tokens = rng.integers(2, 15, prompt + response)
     trained = np.arange(prompt + response) >= prompt
-    from gspo.types import Trajectory
-
     return Trajectory("s", "g", tokens, trained, np.zeros(response, np.float32), 1.0)
 
 
@@ -83,6 +82,98 @@ def test_other_sequences_of_a_micro_batch_change_nothing():
     for t in trajectories:
         alone = policy.score(make_micro_batches([t], token_budget=1000)[0])[0]
         torch.testing.assert_close(alone, logp[t.id], rtol=1e-5, atol=1e-6)
+
+
+# ---- shared prompts ---------------------------------------------------------------------------------------
+
+
+def _group(rng, group, prompt, responses):
+    """Trajectories of one group, with a shared prompt and responses of these lengths."""
+    shared = rng.integers(2, 15, prompt)
+    whole = [np.concatenate([shared, rng.integers(2, 15, n)]) for n in responses]
+    return [
+        Trajectory(f"{group}/{i}", group, tokens, np.arange(len(tokens)) >= prompt,
+                   rng.normal(-2, 0.1, len(tokens) - prompt).astype(np.float32), float(rng.normal()))
+        for i, tokens in enumerate(whole)
+    ]  # fmt: skip
+
+
+def _apart(trajectories):
+    """The same samples, each in a group of its own, so that nothing is shared."""
+    return [replace(t, group=t.id) for t in trajectories]
+
+
+GROUPS = [("a", 9, [5, 1, 7, 7]), ("b", 4, [12, 3]), ("c", 6, [2])]
+
+
+@pytest.mark.parametrize("budget", [21, 30, 1000])
+def test_shared_prompts_change_neither_scores_nor_gradients(budget):
+    rng, policy = np.random.default_rng(0), tiny_policy()
+    samples = [t for g in GROUPS for t in _group(rng, *g)]
+    results = []
+    for some in (samples, _apart(samples)):
+        policy.model.zero_grad()
+        scores, tokens = {}, 0
+        for micro in make_micro_batches(some, token_budget=budget):
+            logp_T = policy.score(micro)[0]
+            (logp_T * torch.tensor([t.advantage for t in micro.trajectories])[micro.sequence_T]).sum().backward()
+            parts = _split(logp_T.detach(), micro)
+            scores |= {t.id: x for t, x in zip(micro.trajectories, parts, strict=True)}
+            tokens += micro.num_tokens
+        results.append((scores, [p.grad.clone() for p in policy.trainable.values()], tokens))
+    (one, one_grads, few), (other, other_grads, many) = results
+    for t in samples:
+        torch.testing.assert_close(one[t.id], other[t.id], rtol=1e-5, atol=1e-6)
+    for a, b in zip(one_grads, other_grads, strict=True):
+        assert float((a - b).norm()) <= 1e-5 * float(b.norm())
+    assert few < many
+
+
+def test_a_prompt_goes_through_the_model_once_for_all_its_responses():
+    rng = np.random.default_rng(0)
+    samples = [t for g in GROUPS for t in _group(rng, *g)]
+    (micro,) = make_micro_batches(samples, token_budget=1000)
+    assert micro.num_tokens == (9 + 4 + 0 + 6 + 6) + (4 + 11 + 2) + (6 + 1)
+    (apart,) = make_micro_batches(_apart(samples), token_budget=1000)
+    assert apart.num_tokens == sum(len(t.token_ids) - 1 for t in samples)
+    assert micro.layout.num_pairs < apart.layout.num_pairs
+
+
+def test_prompts_that_differ_are_never_shared_even_in_one_group():
+    rng = np.random.default_rng(0)
+    a, b = _group(rng, "a", 9, [5, 5])
+    b = replace(b, token_ids=np.concatenate([b.token_ids[:4], [3 if b.token_ids[4] != 3 else 5], b.token_ids[5:]]))
+    (micro,) = make_micro_batches([a, b], token_budget=1000)
+    assert micro.num_tokens == 2 * 13
+    longer = replace(b, token_ids=a.token_ids, trained=np.arange(14) >= 8, engine_logprobs=np.zeros(6, np.float32))
+    (micro,) = make_micro_batches([a, longer], token_budget=1000)
+    assert micro.num_tokens == 2 * 13
+
+
+def test_prompts_that_are_short_beside_their_responses_are_not_shared():
+    rng = np.random.default_rng(0)
+    (micro,) = make_micro_batches(_group(rng, "a", 3, [40, 40]), token_budget=1000)
+    assert micro.num_tokens == 2 * 42
+
+
+FAMILIES = st.lists(
+    st.tuples(st.integers(1, 20), st.lists(st.integers(1, 12), min_size=1, max_size=6)), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(FAMILIES, st.integers(33, 90))
+def test_shared_or_not_every_trained_token_is_predicted_once_within_the_budget(groups, budget):
+    rng = np.random.default_rng(0)
+    samples = [t for i, (prompt, responses) in enumerate(groups) for t in _group(rng, f"g{i}", prompt, responses)]
+    micro_batches = make_micro_batches(samples, token_budget=budget)
+    assert sorted(t.id for m in micro_batches for t in m.trajectories) == sorted(t.id for t in samples)
+    for m in micro_batches:
+        assert m.num_tokens <= budget
+        assert (m.target_T.numpy() == np.concatenate([t.token_ids[t.trained] for t in m.trajectories])).all()
+        assert (m.token_ids_N[m.predict_T].numpy() == np.concatenate([_before(t) for t in m.trajectories])).all()
+        places = [np.flatnonzero(t.trained) - 1 for t in m.trajectories]
+        assert (m.position_N[m.predict_T].numpy() == np.concatenate(places)).all()
 
 
 def _split(x_T, micro):
@@ -186,6 +277,26 @@ def test_samples_without_a_signal_cost_nothing_and_change_nothing(tmp_path, monk
     assert [len(r.ids) for r in out.ratios[0]] == [8]
     for name, gradient in skipped.items():
         torch.testing.assert_close(gradient, computed[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_micro_batch_whose_every_sequence_is_clipped_goes_back_through_nothing(tmp_path, monkeypatch):
+    policy, rng = tiny_policy(), np.random.default_rng(0)
+    clipped, live = _group(rng, "a", 4, [5, 7]), _group(rng, "b", 9, [9, 8])
+    for t in clipped:  # far above the band with a positive advantage; the others far below it with one
+        t.engine_logprobs[:] = -9.0
+    for t in live:
+        t.engine_logprobs[:] = -0.1
+    samples = [replace(t, advantage=1.0) for t in (*clipped, *live)]
+    changes = {"rollout__old_logprobs": "engine", "training__micro_batch_tokens": 28}
+    backward, passes = Optimizer.backward, []
+    monkeypatch.setattr(Optimizer, "backward", lambda *args: passes.append(backward(*args)))
+    gradients, out = _gradients(tmp_path, policy, samples, **changes)
+    assert len(out.ratios[0]) == 2 and len(passes) == 1
+    assert sum(int(r.clipped_T.any()) for r in out.ratios[0]) == 1
+    # The same without the clipped ones, of the same global counts: half the samples, so half the divisor.
+    alone, _ = _gradients(tmp_path / "alone", policy, live and [s for s in samples if s.group == "b"], **changes)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, alone[name] / 2, rtol=1e-5, atol=1e-8)
 
 
 def test_with_a_kl_term_in_the_loss_samples_without_a_signal_are_trained(tmp_path):
@@ -328,3 +439,41 @@ class TestLora:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         base = load_policy(tiny_model(), temperature=1.0, seed=0).model(input_ids=ids, use_cache=False).logits
         assert (a - base).abs().max() > 1e-3  # the adapter does something
+
+    @pytest.fixture
+    def untied(self, tmp_path):
+        """The tiny model with an output matrix of its own."""
+        policy = tiny_policy()
+        policy.model.config.tie_word_embeddings = False
+        policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().clone() * 1.5)
+        policy.save(tmp_path / "untied")
+        return tmp_path / "untied"
+
+    def test_an_adapter_on_the_output_matrix_is_trained_and_merged(self, untied, tmp_path):
+        pytest.importorskip("peft")
+        lora = {"rank": 2, "alpha": 4, "target_modules": ["q_proj", "lm_head"]}
+        policy = load_policy(ModelConfig(path=str(untied), lora=lora), temperature=0.7, seed=0)
+        generator = torch.Generator().manual_seed(0)
+        for p in policy.trainable.values():
+            p.data.copy_(torch.randn(p.shape, generator=generator) / 4)
+        (micro,) = make_micro_batches(sampled(policy, [5, 3, 6]), token_budget=1000)
+        mine = policy.score(micro)[0]
+        mine.sum().backward()
+        grads = {n: p.grad.clone() for n, p in policy.trainable.items()}
+        assert any("lm_head" in n and g.abs().max() > 0 for n, g in grads.items())
+        policy.model.zero_grad()
+        theirs = torch.cat([plain_logprobs(policy, t) for t in micro.trajectories])
+        theirs.sum().backward()
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        for name, p in policy.trainable.items():
+            torch.testing.assert_close(grads[name], p.grad, rtol=1e-4, atol=1e-4)
+        policy.save(tmp_path / "merged")
+        merged = load_policy(ModelConfig(path=str(tmp_path / "merged")), temperature=0.7, seed=0)
+        torch.testing.assert_close(merged.score(micro)[0], mine, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("target, told", [("embed_tokens", "on the embeddings"), ("lm_head", "would part them")])
+    def test_adapters_that_have_no_place_in_a_checkpoint_are_refused(self, target, told):
+        pytest.importorskip("peft")
+        config = tiny_model().model_copy(update={"lora": LoraConfig(target_modules=[target, "q_proj"])})
+        with pytest.raises(ModelError, match=told):
+            load_policy(config, temperature=1.0, seed=0)

@@ -39,6 +39,27 @@ def draw(name: str, title: str, goal: float) -> None:
     figure.savefig(HERE / f"{name}.png", dpi=110)
 
 
+def draw_precisions(name: str) -> None:
+    """Training reward by precision, the engine's old log-probabilities beside the trainer's: mean of seeds, and their range."""
+    table = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, old in zip(axes, ("engine", "trainer"), strict=True):
+        for dtype in ("bfloat16", "float16", "float32"):
+            runs: dict[int, list[float]] = {}
+            for row in table:
+                if row["dtype"] == dtype and row["old"] == old and "reward/mean" in row:
+                    runs.setdefault(row["step"], []).append(row["reward/mean"])
+            steps = sorted(runs)
+            ax.fill_between(steps, [min(runs[s]) for s in steps], [max(runs[s]) for s in steps], alpha=0.2)
+            ax.plot(steps, [sum(runs[s]) / len(runs[s]) for s in steps], label=f"{dtype}, {len(runs[steps[0]])} seeds")
+        ax.set(title=f"old log-probabilities: the {old}'s", xlabel="step", ylim=(0, 1), xticks=range(0, 21, 5))
+    axes[0].set(ylabel="mean training reward, range of seeds")
+    axes[1].legend(frameon=False, loc="lower right")
+    figure.savefig(HERE / f"{name}.png", dpi=110)
+
+
 if __name__ == "__main__":
+    draw_precisions("vllm-precisions")
     for name, (title, goal) in FIGURES.items():
         draw(name, title, goal)

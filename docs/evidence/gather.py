@@ -1,4 +1,4 @@
-"""What the figure of precisions needs from runs: `python docs/evidence/gather.py RUN... > docs/evidence/vllm-precisions.jsonl`."""
+"""What the figure of precisions draws: `python docs/evidence/gather.py RUN... > docs/evidence/vllm-precisions.jsonl`."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .rollout import SamplingConfig
 from .section import Section
@@ -69,8 +70,18 @@ class OptimizerConfig(Section):
     """Decoupled decay of matrices (never of norms and biases). 0: a short run needs no pull towards zero."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm. 1: the common value."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """Precision of AdamW's two moments. `8bit`: of matrices, by torchao (extra `torchao`): a quarter of their memory, and
+    rounding that the method was not tested with; hence not the default."""
     micro_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens that go through the model at once; the only thing that decides a micro-batch. Bounds memory."""
+
+    @field_validator("moments")
+    @classmethod
+    def _package_is_there(cls, moments: str) -> str:
+        if moments == "8bit" and importlib.util.find_spec("torchao") is None:
+            raise ValueError('moments = "8bit" needs the package torchao: pip install "gspo[torchao]"')
+        return moments
 
 
 class TrainingConfig(OptimizerConfig):

@@ -30,9 +30,7 @@ class FlopCounter:
 
     def forward(self, batch: MicroBatch) -> float:
         """One forward pass of a micro-batch."""
-        lengths = [len(t.token_ids) - 1 for t in batch.trajectories]
-        places = sum(n * (n + 1) / 2 for n in lengths)
-        return batch.num_tokens * self.body + places * self.attention + len(batch.target_T) * self.head
+        return batch.num_tokens * self.body + batch.layout.num_pairs * self.attention + len(batch.target_T) * self.head
 
     def generation(self, prompt_and_response: Iterable[tuple[int, int]]) -> float:
         """Sampling responses with a cache; a group's shared prompt is given once, as (prompt, 0)."""

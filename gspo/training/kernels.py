@@ -1,11 +1,14 @@
-"""Faster layers from kept libraries: torch.compile, and Liger's kernels. Neither changes the mathematics."""
+"""Layers that are faster or hold less: torch.compile, Liger's kernels, checkpointing. None changes the mathematics."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 LIGER_PARTS = {"rope": True, "rms_norm": True, "swiglu": True, "cross_entropy": False, "fused_linear_cross_entropy": False}
 """The layers' own work. The losses are not ours to take: they know nothing of log-probabilities by token."""
@@ -41,13 +44,36 @@ def compile_layers(backbone: nn.Module) -> None:
 
     Raises KernelError where the model keeps its layers elsewhere than transformers' decoders do.
     """
+    for layer in _layers(backbone, 'model.kernels = "compile"'):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def checkpoint_layers(backbone: nn.Module, kind: str) -> None:
+    """Recompute activations in the backward pass (Chen et al., arXiv:1604.06174): of whole layers ("full"), or of their
+    feed-forward blocks, which hold about half ("selective"). After compile_layers: a compiled layer is recomputed compiled.
+
+    Raises KernelError where the model keeps layers or blocks elsewhere than transformers' decoders do.
+    """
+    setting = f'model.checkpointing = "{kind}"'
+    for layer in _layers(backbone, setting):
+        block = layer if kind == "full" else getattr(layer, "mlp", None)
+        if block is None:
+            raise KernelError(f'{setting}: {type(layer).__name__} has no block named mlp: use "full" or "none"')
+        block.forward = functools.partial(_checkpointed, block.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """There is no random number in a layer, so no state of a generator is kept."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _layers(backbone: nn.Module, setting: str) -> nn.ModuleList:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise KernelError(
-            f'model.kernels = "compile": {type(backbone).__name__} has no list of layers to compile: use "torch"'
-        )
-    for layer in layers:
-        layer.compile(dynamic=True)
+        raise KernelError(f'{setting}: {type(backbone).__name__} has no list of layers: use "torch", and no checkpointing')
+    return layers
 
 
 def uncompiled() -> Any:

@@ -61,11 +61,13 @@ class _LinearLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         hidden_TH, weight_VH, target_T, norm_T = ctx.saved_tensors
         head_VH = head_weight(weight_VH, float32_head=ctx.float32_head)
-        grad_hidden_TH = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
+        grad_hidden_TH = torch.zeros_like(hidden_TH) if ctx.needs_input_grad[0] else None
         grad_weight_VH = None
         if ctx.needs_input_grad[1]:  # summed over chunks, so at least in float32
             grad_weight_VH = torch.zeros_like(weight_VH, dtype=norm_T.dtype)
-        for at in _chunks(len(target_T), weight_VH):
+        live = grads[0].nonzero()[:, 0]  # clipped tokens need no logits
+        for chunk in _chunks(len(live), weight_VH):
+            at = live[chunk]
             logits_CV = hidden_TH[at].to(head_VH.dtype) @ head_VH.T
             grad_CV = _gradient(logits_CV, target_T[at], norm_T[at], grads[0][at], ctx.temperature)
             if grad_hidden_TH is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +36,26 @@ def learning_rate(config: OptimizerConfig, update: int, total: int) -> float:
     done = (update - config.warmup_updates) / max(1, total - config.warmup_updates)
     left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.learning_rate * max(0.0, left)
+
+
+EIGHT_BIT_PARTS = ("codes", "scale")
+"""What an 8-bit moment is made of: a code a value, a scale a block of 256."""
+
+
+def _adamw(masters: Sequence[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over these tensors; only matrices decay."""
+    groups = [
+        {"params": [m for m in masters if m.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [m for m in masters if m.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas, epsilon = (config.beta1, config.beta2), config.epsilon
+    if config.moments == "float32":
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=epsilon, fused=True)
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells which of its kernels do not load, of which none is used
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.optim import AdamW8bit
+    return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate, betas=betas, eps=epsilon)
 
 
 class Optimizer:
@@ -65,16 +88,7 @@ class Optimizer:
             self.masters[name] = p if wide else p.detach().float()
             if not wide:
                 p.register_post_accumulate_grad_hook(_add_into(self.masters[name]))
-        self.adamw = torch.optim.AdamW(
-            [
-                {"params": [m for m in self.masters.values() if m.ndim >= 2], "weight_decay": config.weight_decay},
-                {"params": [m for m in self.masters.values() if m.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            fused=True,
-        )
+        self.adamw = _adamw(list(self.masters.values()), config)
         some = next(iter(self.parameters.values()))
         self.dtype = dtype or some.dtype
         half = any(torch.float16 in (p.dtype, dtype) for p in self.parameters.values())
@@ -97,9 +111,12 @@ class Optimizer:
             else:
                 master.grad.zero_()
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss (a scalar) to those so far, times the loss scale where parameters are float16."""
-        self.scaler.scale(loss).backward()
+    def backward(self, out: Tensor, grad: Tensor | None = None) -> None:
+        """Add the gradients of a loss to those so far, times the loss scale where parameters are float16.
+
+        Of `out` itself, a scalar, or of a loss whose gradient with respect to `out` is `grad`, of its shape.
+        """
+        out.backward(self.scaler.scale(torch.ones_like(out) if grad is None else grad))
 
     @torch.no_grad()
     def step(self) -> float:
@@ -114,8 +131,14 @@ class Optimizer:
         if bool(torch.isfinite(norm)):
             torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_grad_norm, norm)
             for group in self.adamw.param_groups:
-                group["lr"] = self.learning_rate
-            self.adamw.step()
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(self.learning_rate)
+                else:
+                    group["lr"] = self.learning_rate
+            with warnings.catch_warnings():
+                if self.config.moments == "8bit":  # torchao compiles its step, and torch warns of that
+                    warnings.simplefilter("ignore")
+                self.adamw.step()
             self.updates += 1
             self._round()
         self.zero_grad()
@@ -133,8 +156,9 @@ class Optimizer:
             scaler = self.scaler.state_dict()
             out |= {k: torch.tensor(scaler[name]) for k, name in SCALER_STATE.items()}
         for name, master in self.masters.items():
-            moments = self.adamw.state.get(master, {})
-            out |= {f"{key}/{name}": value for key, value in moments.items()}
+            for key, value in self.adamw.state.get(master, {}).items():
+                parts = {part: getattr(value, part) for part in EIGHT_BIT_PARTS if hasattr(value, part)}
+                out |= {f"{key}_{part}/{name}": x for part, x in parts.items()} or {f"{key}/{name}": value}
             rounded = self.dtype not in (torch.float32, torch.float64)
             if master is not self.parameters[name] or rounded or "lora_" in name:
                 out[f"master/{name}"] = master.detach()
@@ -153,13 +177,24 @@ class Optimizer:
         for name, master in self.masters.items():
             if f"master/{name}" in state:
                 master.copy_(like(state[f"master/{name}"], master))
-            keys = [k for k in ("step", "exp_avg", "exp_avg_sq") if f"{k}/{name}" in state]
-            if keys:
-                moments = {k: state[f"{k}/{name}"] for k in keys}
-                self.adamw.state[master] = {
-                    k: like(x, master).clone() if x.ndim else x.to(master.device).clone() for k, x in moments.items()
-                }
+            if f"step/{name}" in state:
+                self.adamw.state[master] = {k: self._moment(state, k, name) for k in ("step", "exp_avg", "exp_avg_sq")}
         self._round()
+
+    def _moment(self, state: Mapping[str, Tensor], key: str, name: str) -> Tensor:
+        """One tensor of AdamW's own state, as `state` gave it away."""
+        master = self.masters[name]
+        if key == "step":
+            return state[f"step/{name}"].to(master.device).clone()
+        parts = {part: state.get(f"{key}_{part}/{name}") for part in EIGHT_BIT_PARTS}
+        buffer: Any = torch.zeros_like(master)
+        if self.config.moments == "8bit":
+            buffer = self.adamw._new_buffer(master, key == "exp_avg")  # type: ignore[attr-defined]
+        if hasattr(buffer, "codes") != (parts["codes"] is not None):
+            raise ValueError("the optimizer's state has moments of another precision than the recipe's `moments`")
+        for part, x in parts.items():
+            (buffer if x is None else getattr(buffer, part)).copy_(like(state[f"{key}/{name}"], buffer) if x is None else x)
+        return buffer
 
     def _move_scale(self) -> None:
         """Halve the loss scale after an overflow, double it after 2,000 steps without one."""

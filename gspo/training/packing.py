@@ -1,4 +1,4 @@
-"""Trajectories to micro-batches: one row of tokens, no padding, no attention across samples.
+"""Trajectories to micro-batches: one row of tokens, no padding, a group's prompt once, no attention across samples.
 
 N packed tokens, T trained tokens among them, S sequences.
 """
@@ -13,11 +13,16 @@ import torch
 from torch import Tensor
 
 from ..types import Trajectory
-from .attention import Layout
+from .attention import Layout, Segment
 
 
 class TrainingError(Exception):
     """Training cannot go on; the message names the samples."""
+
+
+SHARED_FROM = 0.1
+"""Prompts are shared where that leaves out this share of the tokens or more. On a CPU less did not pay at unequal lengths:
+responses of a group then stand beside each other instead of those of like length, which attention pads more for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +30,10 @@ class MicroBatch:
     """What goes through the model at once."""
 
     trajectories: tuple[Trajectory, ...]
-    """The S sequences, in packed order."""
+    """The S sequences, in the order in which their trained tokens stand."""
     token_ids_N: Tensor
-    """int64. The last token of each sequence is left out: nothing is predicted from it."""
+    """int64. A prompt that sequences share stands once; the last token of each sequence is left out: nothing is predicted
+    from it."""
     position_N: Tensor
     """int64, counted from 0 in each sequence."""
     layout: Layout
@@ -45,14 +51,18 @@ class MicroBatch:
         return len(self.token_ids_N)
 
 
+Family = list[Trajectory]
+"""Trajectories that share their prompt in a micro-batch, longest first; one alone shares nothing."""
+
+
 def make_micro_batches(
     trajectories: Sequence[Trajectory], *, token_budget: int, device: torch.device | str = "cpu"
 ) -> list[MicroBatch]:
     """Pack trajectories, longest first, into micro-batches of at most token_budget tokens each.
 
-    Sequences of like length share a micro-batch, so that attention, which pads on its own inside, pads little. The sum
-    of losses over micro-batches is that of the minibatch however it is split. Raises ValueError for a trajectory longer
-    than the budget, by name.
+    The prompt of a group goes through the model once for all its responses in a micro-batch; where that saves little, each
+    sequence has its own, and those of like length share a micro-batch. The sum of losses over micro-batches is that of the
+    minibatch however it is split. Raises ValueError for a trajectory longer than the budget, by name.
     """
     by_length = sorted(trajectories, key=lambda t: -len(t.token_ids))
     if by_length and len(by_length[0].token_ids) > token_budget:
@@ -60,35 +70,88 @@ def make_micro_batches(
             f"sample {by_length[0].id} has {len(by_length[0].token_ids)} tokens, more than "
             f"training.micro_batch_tokens = {token_budget}"
         )
-    bins: list[list[Trajectory]] = []
+    families = _families(by_length)
+    total = sum(len(t.token_ids) for t in by_length)
+    if sum(_prompt_length(f[0]) * (len(f) - 1) for f in families) < SHARED_FROM * total:
+        families = [[t] for t in by_length]
+    return [_pack(bin_, device) for bin_ in _fill(families, token_budget)]
+
+
+def _prompt_length(trajectory: Trajectory) -> int:
+    """Tokens before the first trained one."""
+    return int(trajectory.trained.argmax())
+
+
+def _families(trajectories: Sequence[Trajectory]) -> list[Family]:
+    """Trajectories by group and the very tokens of their prompts, in the order of their first members."""
+    found: dict[tuple[str, bytes], Family] = {}
+    for t in trajectories:
+        found.setdefault((t.group, t.token_ids[: _prompt_length(t)].tobytes()), []).append(t)
+    return list(found.values())
+
+
+def _fill(families: Sequence[Family], token_budget: int) -> list[list[Family]]:
+    """Micro-batches, filled one after the other; a family that does not fit into one goes on in the next."""
+    bins: list[list[Family]] = []
     filled = token_budget
-    for trajectory in by_length:
-        if filled + len(trajectory.token_ids) > token_budget:
-            bins.append([])
-            filled = 0
-        bins[-1].append(trajectory)
-        filled += len(trajectory.token_ids)
-    return [_pack(tuple(b), device) for b in bins]
+    for family in families:
+        prompt, new = _prompt_length(family[0]), True
+        for t in family:
+            more = len(t.token_ids) - (0 if new else prompt)
+            if filled + more > token_budget:
+                bins.append([])
+                filled, new, more = 0, True, len(t.token_ids)
+            if new:
+                bins[-1].append([])
+            bins[-1][-1].append(t)
+            filled, new = filled + more, False
+    return bins
 
 
-def _pack(trajectories: tuple[Trajectory, ...], device: torch.device | str) -> MicroBatch:
-    lengths = [len(t.token_ids) - 1 for t in trajectories]
-    trained_N = np.concatenate([t.trained[1:] for t in trajectories])
-    targets_N = np.concatenate([t.token_ids[1:] for t in trajectories])
-    sequence_N = np.repeat(np.arange(len(trajectories)), lengths)
+def _pack(families: Sequence[Family], device: torch.device | str) -> MicroBatch:
+    """Shared prompts first, then the sequences, or what is left of them; both longest first, for attention's buckets."""
+    shared = sorted((f for f in families if len(f) > 1), key=lambda f: -_prompt_length(f[0]))
+    segments, ids, positions = [], [], []
+    prompt_of: dict[str, int] = {}
+    for family in shared:
+        length = _prompt_length(family[0])
+        prompt_of |= {t.id: len(segments) for t in family}
+        segments.append(Segment(length))
+        ids.append(family[0].token_ids[:length])
+        positions.append(np.arange(length))
+    trajectories = sorted((t for f in families for t in f), key=lambda t: -(len(t.token_ids) - _own_from(t, prompt_of)))
+    start_of_prompt = np.cumsum([0, *(s.length for s in segments)])
+    place, predict, target = int(start_of_prompt[-1]), [], []
+    for t in trajectories:
+        prompt, first = prompt_of.get(t.id), _own_from(t, prompt_of)
+        own = len(t.token_ids) - 1 - first
+        before = [] if prompt is None else start_of_prompt[prompt] + np.arange(first)
+        place_of_token = np.concatenate([before, place + np.arange(own)]).astype(np.int64)
+        predict.append(place_of_token[t.trained[1:]])
+        target.append(t.token_ids[1:][t.trained[1:]])
+        if own:
+            segments.append(Segment(own, prompt))
+            ids.append(t.token_ids[first:-1])
+            positions.append(np.arange(first, first + own))
+            place += own
 
-    def tensor(x: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(device)
+    def tensor(parts: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts))).to(device)
 
     return MicroBatch(
-        trajectories=trajectories,
-        token_ids_N=tensor(np.concatenate([t.token_ids[:-1] for t in trajectories])),
-        position_N=tensor(np.concatenate([np.arange(n) for n in lengths])),
-        layout=Layout.of(lengths, device),
-        predict_T=tensor(np.flatnonzero(trained_N)),
-        target_T=tensor(targets_N[trained_N]),
-        sequence_T=tensor(sequence_N[trained_N]),
+        trajectories=tuple(trajectories),
+        token_ids_N=tensor(ids),
+        position_N=tensor(positions),
+        layout=Layout.of(segments, device),
+        predict_T=tensor(predict),
+        target_T=tensor(target),
+        sequence_T=tensor([np.repeat(np.arange(len(trajectories)), [len(p) for p in predict])]),
     )
+
+
+def _own_from(trajectory: Trajectory, prompt_of: dict[str, int]) -> int:
+    """The first token that stands in the trajectory's own segment."""
+    return _prompt_length(trajectory) if trajectory.id in prompt_of else 0
 
 
 def split_minibatches(

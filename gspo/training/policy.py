@@ -6,6 +6,7 @@ N packed tokens, T trained tokens, H width.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from ..chat import character_tokenizer, eos_ids
 from ..config import Config, CreateConfig, LoraConfig, ModelConfig
 from ..distributed import World
 from .attention import NAME as ATTENTION
-from .attention import Layout
-from .kernels import KernelError, compile_layers, uncompiled, use_liger
+from .attention import Layout, Segment
+from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
 from .sharding import Shards, full, gathered
@@ -95,13 +96,14 @@ class Policy:
 
     @property
     def head(self) -> Tensor:
-        """The output matrix [V, H]."""
-        return self.model.get_output_embeddings().weight
+        """The output matrix [V, H], with its adapter if it has one: then made when it is asked for, with gradients."""
+        layer = self.model.get_output_embeddings()
+        return _merged(layer) if hasattr(layer, "base_layer") else layer.weight
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision of forward and backward passes."""
-        return self.shards.dtype if self.shards else self.head.dtype
+        return self.shards.dtype if self.shards else next(self.model.parameters()).dtype
 
     @property
     def world(self) -> World:
@@ -137,7 +139,7 @@ class Policy:
         for name, tensor in self.model.named_parameters():
             layer = layers.get(name.removesuffix(".base_layer.weight"))
             if "lora_" not in name:  # a merged matrix is made when it is asked for: never two models at once
-                whole = full(tensor.detach()) if layer is None else _merged(layer)
+                whole = full(tensor.detach()) if layer is None else _merged(layer).detach()
                 yield name.replace(".base_layer.", "."), whole.to(self.dtype) if self.shards else whole
         saved = self.model.state_dict().keys()  # what a checkpoint holds besides: an expert's bias of choice, say
         yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
@@ -155,7 +157,7 @@ class Policy:
             self.model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
         else:
             self.model.save_pretrained(folder, state_dict=dict(self.named_weights()))
-            self.adapter.save_pretrained(folder / "adapter")
+            self.adapter.save_pretrained(folder / "adapter", save_embedding_layers=False)  # they are the base's
         self.tokenizer.save_pretrained(folder)
 
 
@@ -191,17 +193,20 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     kernels = config.kernels
     if kernels == "auto":
         kernels = "compile" if device.type == "cuda" else "torch"
-    _choose_packed_path(policy, kernels)
+    _choose_packed_path(policy, kernels, config.checkpointing)
     return policy
 
 
-def require_one_rank(config: ModelConfig, world: World) -> None:
+def require_one_rank(config: Config, world: World) -> None:
     """Raises ModelError, before any work is done, for what several ranks cannot train."""
-    if world.size > 1 and config.lora is not None:
-        raise ModelError(
-            f"model.lora: adapters are trained by one process, and these are {world.size}: leave torchrun out, or leave "
-            "[model.lora] out and train all weights"
-        )
+    tables = {"training": config.training, "cold_start": config.cold_start}
+    refused = {f'{name}.moments = "8bit"': table is not None and table.moments == "8bit" for name, table in tables.items()}
+    refused["[model.lora]"] = config.model.lora is not None
+    for setting, here in refused.items():
+        if here and world.size > 1:
+            raise ModelError(
+                f"{setting} is for one process, and these are {world.size}: leave it out, or leave torchrun out"
+            )
 
 
 def shard(policy: Policy, world: World) -> None:
@@ -308,18 +313,23 @@ def _add_lora(model: Any, config: LoraConfig) -> Any:
     )
     outer = (model.get_input_embeddings(), model.get_output_embeddings())
     try:
-        adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
+        with warnings.catch_warnings(action="ignore"):  # of tied matrices with adapters, which are refused below
+            adapter = get_peft_model(model, peft_config, autocast_adapter_dtype=False)
         for layer in model.modules():  # every adapter must be one that a checkpoint can merge
             if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
                 _merged(layer)
     except Exception as error:  # peft's own kinds of refusal are many
         raise ModelError(f"model.lora: target_modules = {targets!r} do not fit this model: {error}") from error
-    if outer != (model.get_input_embeddings(), model.get_output_embeddings()):
-        raise ModelError("model.lora: adapters on the embeddings or the output matrix are not handled: leave them out")
+    if outer[0] is not model.get_input_embeddings():
+        raise ModelError("model.lora: adapters on the embeddings are not handled: leave them out of target_modules")
+    if outer[1] is not model.get_output_embeddings() and outer[1].weight is outer[0].weight:
+        raise ModelError(
+            "model.lora: the output matrix of this model is that of its embeddings, and an adapter would part them: leave "
+            "it out of target_modules"
+        )
     return adapter
 
 
-@torch.no_grad()
 def _merged(layer: Any) -> Tensor:
     """base + scale B A of an adapted layer, in float32 before rounding to the base's precision."""
     base = layer.base_layer.weight
@@ -327,7 +337,7 @@ def _merged(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _choose_packed_path(policy: Policy, kernels: str) -> None:
+def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> None:
     """Go over to packed attention and the kernels asked for, and compare with the model's own forward on a few tokens.
 
     No architecture is wrong silently: raises ModelError where the two differ.
@@ -343,9 +353,11 @@ def _choose_packed_path(policy: Policy, kernels: str) -> None:
             use_liger(policy.model)
         if kernels == "compile":
             compile_layers(policy.backbone)
+        if checkpointing != "none":
+            checkpoint_layers(policy.backbone, checkpointing)
     except KernelError as error:
         raise ModelError(str(error)) from error
-    layout = Layout.of([length, length], policy.device)
+    layout = Layout.of([Segment(length), Segment(length)], policy.device)
     hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
     difference = float(((hidden @ policy.head.T).float() - plain).norm() / plain.norm())
     if not difference <= HEAD_TOLERANCE[policy.head.dtype]:

@@ -1,0 +1,216 @@
+"""The whole step, ours against TRL's, both with vLLM in their process on one GPU: seconds, of which generation, and memory.
+
+    pip install -e '.[vllm,bench,liger]' && python benchmarks/step.py 0.6B
+
+Models, lengths, prompts and the way in which the sides take turns are those of benchmarks/update.py. Lengths are forced:
+the engine of each side is told how many tokens each response has, and no token ends one. An interval goes from one request
+for a rollout to the next: generation, rewards, update, weights to the engine, records. Ours is gspo/loop.py as it is.
+
+Two trainers and two engines must fit on the GPU for turns to be taken; else they run one after the other, and the table
+says so. Lower --memory-fraction and --micro to make them fit.
+
+Not covered: several GPUs, real rewards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import update
+from sides import OursSettings, Side, Task, Theirs, TheirSettings
+
+OLD = ("auto", "engine", "trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class OurStepSettings(OursSettings):
+    """Settings of our side's loop."""
+
+    memory_fraction: float
+    """Share of the GPU's memory that vLLM takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TheirStepSettings(TheirSettings):
+    """Settings of TRL's side with generation."""
+
+    memory_fraction: float
+    """Share of the GPU's memory that vLLM takes."""
+
+
+def problems(num: int, length: int) -> list[dict[str, str]]:
+    """Prompts of so many digits, which is as many tokens for the tokenizer of the made models."""
+    return [{"prompt": f"{i:0{length}d}"[-length:]} for i in range(num)]
+
+
+def alternating(samples: list[Any]) -> list[float]:
+    """Reward 0, 1, 0, 1: mixed in every group."""
+    return [float(i % 2) for i in range(len(samples))]
+
+
+def wanted(task: Task, lengths: str) -> list[int]:
+    """Tokens of each response, by its place in the batch."""
+    from workload import response_lengths
+
+    return response_lengths(lengths, task.responses, task.shrink)
+
+
+def longest(task: Task) -> int:
+    """The most response tokens that may be asked for."""
+    return 2048 // task.shrink
+
+
+class OurStep(Side):
+    """Our loop; where it collects, it waits for its turn."""
+
+    def __init__(self, task: Task, settings: OurStepSettings, connection: Connection) -> None:
+        import gspo.loop
+        import gspo.training.policy
+
+        super().__init__(task, connection)
+        gspo.training.policy.eos_ids = lambda *args: frozenset()  # no token ends a response
+        self.settings, self.running = settings, False
+        self.folder = tempfile.mkdtemp()
+
+    def serve(self) -> None:
+        """Train until told to stop."""
+        from gspo.loop import train
+        from gspo.recipe import build
+        from gspo.run import Run
+
+        self.configs = {old: build(self._recipe(old)) for old in OLD}
+        self.collect = Run.collect
+        Run.collect = lambda run, prompts: self._turn(run, prompts)  # type: ignore[method-assign]
+        Run.save = lambda run: None  # type: ignore[method-assign]
+        train(self.configs["auto"])
+
+    def _turn(self, run: Any, prompts: Any) -> Any:
+        if self.running:
+            measured = self.interval.end()
+            self.answer(measured, flops=0.0, checksum=self.tokens, collect_s=self.collect_s)
+        asked = self.next_update()
+        run.config = self.configs[asked["old_logprobs"]]
+        self.lengths, self.running = wanted(self.task, asked["lengths"]), True
+        self._force(run.engine)
+        self.interval.begin(asked["profile"])
+        groups = self.collect(run, prompts)
+        self.interval.settle()
+        self.collect_s = self.interval.so_far()
+        found = [s.num_tokens for group in groups for s in group]
+        assert found == self.lengths, "our engine did not sample the lengths that were asked for"
+        self.tokens = sum(len(s.prompt.token_ids) + s.num_tokens for group in groups for s in group)
+        return groups
+
+    def _force(self, engine: Any) -> None:
+        """Give each request of a rollout its own limit, once and for all: a probe asks for other numbers of tokens."""
+        inner = engine._llm.llm_engine
+        if hasattr(inner, "forced"):
+            return
+        add, inner.forced = inner.add_request, True
+
+        def add_request(name: str, prompt: Any, params: Any) -> Any:
+            if params.max_tokens == longest(self.task):
+                params.max_tokens = self.lengths[params.extra_args["sample"]]
+            return add(name, prompt, params)
+
+        inner.add_request = add_request
+
+    def _recipe(self, old_logprobs: str) -> dict[str, Any]:
+        task, settings = self.task, self.settings
+        model = {"path": task.model, "device": task.device, "dtype": task.dtype}
+        source = {"source": "python", "function": f"{__file__}:problems", "format": "text", "answer_column": ""}
+        return {
+            "name": "bench",
+            "output": self.folder,
+            "model": model | {"head_dtype": settings.head, "kernels": settings.kernels},
+            "data": source | {"parameters": {"num": 64 * task.responses // task.group, "length": task.prompt}},
+            "rewards": [{"type": "function", "function": f"{__file__}:alternating"}],
+            "rollout": {
+                "engine": "vllm",
+                "old_logprobs": old_logprobs,
+                "vllm": {"memory_fraction": settings.memory_fraction},
+                "prompts_per_step": task.responses // task.group,
+                "group_size": task.group,
+                "max_rows": task.responses,
+                "max_prompt_tokens": 4 * task.prompt,
+                "max_response_tokens": longest(task),
+            },
+            "training": {"steps": 10**5, "minibatches": task.minibatches, "micro_batch_tokens": settings.micro_tokens},
+            "checkpoint": {"every": 10**6},
+        }
+
+
+class TheirStep(Theirs):
+    """TRL's trainer with vLLM in its process."""
+
+    def __init__(self, task: Task, settings: TheirStepSettings, connection: Connection) -> None:
+        super().__init__(task, settings, connection)
+        llm = self.trainer.vllm_generation.llm
+        self.engine = llm.generate
+        llm.generate = self._forced
+
+    def _options(self) -> dict[str, Any]:
+        task = self.task
+        return super()._options() | {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": self.settings.memory_fraction,
+            "vllm_max_model_length": longest(task) + 4 * task.prompt,
+            "max_completion_length": longest(task),
+            "generation_kwargs": {"ignore_eos": True},
+        }
+
+    def _prompts(self, num: int) -> list[dict[str, str]]:
+        return problems(num, self.task.prompt)
+
+    def _turn(self, prompts: list[str]) -> tuple[Any, ...]:
+        if self.running:
+            measured = self.interval.end()
+            assert sum(map(int, self.tokens)) == sum(self.lengths), "TRL did not train on all the tokens of its responses"
+            self.answer(measured, flops=0.0, checksum=self.checksum, collect_s=self.collect_s)
+        asked = self.next_update()
+        self.lengths, self.tokens, self.running = wanted(self.task, asked["lengths"]), [], True
+        self.interval.begin(asked["profile"])
+        out = self.generate(prompts)
+        self.interval.settle()
+        self.collect_s = self.interval.so_far()
+        assert [len(ids) for ids in out[1]] == self.lengths, "TRL did not sample the lengths that were asked for"
+        self.checksum = sum(len(ids) for ids in (*out[0], *out[1]))
+        return out
+
+    def _forced(self, prompts: list[Any], sampling_params: Any, **kwargs: Any) -> Any:
+        """Each response with its own limit."""
+        each = [sampling_params.clone() for _ in prompts]
+        for params, length in zip(each, self.lengths, strict=True):
+            params.max_tokens = length
+        return self.engine(prompts, sampling_params=each, **kwargs)
+
+
+class StepBench(update.Bench):
+    """The comparison of benchmarks/update.py with whole steps."""
+
+    OURS, THEIRS = OurStep, TheirStep
+
+    def theirs(self, micro: int) -> Any:
+        """TRL's process. Raises Failed."""
+        args, liger = self.args, self.args.device == "cuda" and not self.args.no_liger
+        return self.child(TheirStep, TheirStepSettings(args.trl_weights or args.dtype, micro, liger, args.memory_fraction))
+
+    def ours(self, kernels: str) -> Any:
+        """Our process. Raises Failed."""
+        args = self.args
+        return self.child(OurStep, OurStepSettings(kernels, args.head, args.micro, args.memory_fraction))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What this command adds to those of benchmarks/update.py."""
+    parser.add_argument("--memory-fraction", type=float, default=0.2, help="share of the GPU for each side's vLLM")
+
+
+if __name__ == "__main__":
+    sys.exit(update.main(command=update.Command(StepBench, OLD, ("auto",), __doc__, options)))

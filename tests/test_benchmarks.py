@@ -1,0 +1,133 @@
+"""The benchmarks' own criteria: they pass what is linear, and find what is not."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import cost
+import growth
+import numpy as np
+import pytest
+import sides
+import update
+import workload
+from conftest import BENCHMARKS
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from gspo.training.attention import NAME, packed_attention
+
+SIZES = [1.0, 2.0, 4.0, 8.0, 16.0]
+SCALE = replace(cost.SMALL, pack=(512, 2048, 8192))
+
+
+def rows(curve: str, *, repeats: int = 2) -> list[dict[str, float]]:
+    return cost.measure(curve, SCALE, cost.Models(workload.SHAPES["tiny"], "cpu", "torch"), repeats=repeats, retries=3)
+
+
+def whole_pack_attention(module, query, key, value, *args, **kwargs):
+    """The right result, at the price of attention over the whole pack."""
+    out, _ = packed_attention(module, query, key, value, *args, **kwargs)
+    whole, _ = sdpa_attention_forward(module, query, key, value, None, is_causal=True)
+    return out + 0 * whole, None
+
+
+ALL_LOGITS = """
+def all_logits(hidden_TH, weight_VH, target_T, *, temperature, float32_head=False):
+    logits_TV = (hidden_TH @ weight_VH.T / temperature).log_softmax(-1)
+    with torch.no_grad():
+        entropy_T = -torch.linalg.vecdot(logits_TV.exp(), logits_TV)
+    return logits_TV.gather(1, target_T[:, None])[:, 0], entropy_T
+policy.linear_logprobs = all_logits
+"""
+MEMORY = """
+import sys, torch
+from gspo.training import policy
+sys.path.insert(0, sys.argv[1])
+import cost
+{fault}
+args = cost.parse(["--small", "--curves", "vocabulary", "--device", "cpu", "--repeats", "1"])
+rows = cost.measure_here(args, cost.SMALL)
+sys.exit(0 if cost.report("vocabulary", rows["vocabulary"], cost.SMALL, "cpu") else 1)
+"""
+
+
+# ---- criteria ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_passes_and_a_square_does_not_whatever_the_start_and_the_noise():
+    rng = np.random.default_rng(0)
+    for start in (0.0, 1.0, 10.0):
+        for _ in range(50):
+            noise = 1 + 0.03 * rng.random(5)
+            x = np.array(SIZES)
+            assert growth.grows_linearly(SIZES, ((start + 2 * x) * noise).tolist(), bound=cost.SECONDS_BOUND).ok
+            assert not growth.grows_linearly(SIZES, ((start + 2 * x + x**2) * noise).tolist(), bound=cost.SECONDS_BOUND).ok
+
+
+def test_the_slope_and_the_exponent_of_an_exact_law_are_found():
+    assert growth.line(SIZES, [3 + 2 * x for x in SIZES]) == pytest.approx((3, 2))
+    assert growth.exponent(SIZES, [5 * x**1.5 for x in SIZES]) == pytest.approx(1.5)
+    assert growth.marginal_ratio(SIZES, [x**2 for x in SIZES]) == pytest.approx(4)
+
+
+def test_what_grows_only_above_the_middle_is_not_linear():
+    assert growth.marginal_ratio(SIZES, [1, 1, 1, 5, 20]) == float("inf")
+
+
+def test_the_update_is_linear_and_whole_pack_attention_is_found(monkeypatch):
+    assert cost.seconds_verdict("pack", rows("pack")).ok
+    monkeypatch.setitem(AttentionInterface._global_mapping, NAME, whole_pack_attention)
+    faulty = rows("pack", repeats=1)
+    assert not cost.seconds_verdict("pack", faulty).ok, faulty
+
+
+@pytest.mark.parametrize("fault", ["", ALL_LOGITS], ids=["as it is", "all logits"])
+def test_memory_that_grows_with_the_vocabulary_is_found(fault):
+    words = [sys.executable, "-c", MEMORY.format(fault=fault), BENCHMARKS]
+    returns = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # as the script does: what is freed goes back at once
+    done = subprocess.run(words, capture_output=True, text=True, env=returns)
+    assert done.returncode == bool(fault), done.stdout + done.stderr
+    assert ("memory: **NOT" in done.stdout) == bool(fault)
+
+
+# ---- the work ---------------------------------------------------------------------------------------------
+
+
+def test_the_two_kinds_of_lengths_are_as_described():
+    equal, skewed = (workload.response_lengths(name, 128) for name in workload.LENGTHS)
+    assert set(equal) == {1024}
+    assert min(skewed) == 64 and max(skewed) == 2048 and 430 < np.mean(skewed) < 470
+    assert np.median(skewed) < 0.75 * np.mean(skewed)
+    assert skewed == workload.response_lengths("W2", 128)
+
+
+def test_both_sides_are_given_the_same_tokens_and_a_group_has_one_prompt():
+    task = sides.Task("", "cpu", "float32", responses=16, group=4, prompt=8, shrink=16, minibatches=4, threads=1)
+    first, second = task.samples("W2", 100), task.samples("W2", 100)
+    assert all((a.token_ids == b.token_ids).all() for a, b in zip(first, second, strict=True))
+    prompts = {(t.group, t.token_ids[:8].tobytes()) for t in first}
+    assert len(prompts) == 4 == len({tokens for _, tokens in prompts})
+
+
+def test_flops_are_those_of_the_packed_batch():
+    scale = replace(SCALE, pack=(512,))
+    (row,) = cost.measure("pack", scale, models := cost.Models(workload.SHAPES["tiny"], "cpu", "torch"), repeats=1)
+    (point,) = cost.points("pack", scale)
+    counter = models.of(point).counter
+    n, r = point.prompt + point.lengths[0] - 1, point.lengths[0]
+    one = 3 * (n * counter.body + n * (n + 1) / 2 * counter.attention + r * counter.head)
+    assert row["flops"] == pytest.approx(one * len(point.lengths))
+    assert counter.head == 2 * 2000 * 64 and counter.attention == 4 * 2 * 2 * 32
+
+
+def test_ratio_and_utilisation_stand_in_the_table():
+    side = {"peak_gib": 2.0, "held_gib": 1.0, "flops": 4e12}
+    measured = {
+        "TRL": [side | {"seconds": s} for s in (4.0, 4.4, 3.6)],
+        "engine": [side | {"seconds": s} for s in (2.0, 2.0, 1.8)],
+    }
+    theirs, ours = update.table_rows(measured, {"TRL": "TRL", "engine": "ours"}, "W1", 1000, rate=1e13)
+    assert "**2.00** (2.00 to 2.20)" in ours and "| 0.200 |" in ours and "| 500 |" in ours
+    assert "| 0.100 |" in theirs and "**" not in theirs
