@@ -229,7 +229,6 @@ def main(folder: Path) -> None:
         run(folder, f"end-{trouble}-resumed", size, command("train", folder / f"end-{trouble}/recipe.toml", "--resume"))
     refused = recipe(folder / "refused")
     run(folder, "refused-lora", 2, command("train", refused, "--model.lora.rank", "2"))
-    run(folder, "refused-moments", 2, command("train", refused, "--training.moments", "8bit"))
     run(folder, "refused-eval", 2, command("eval", refused))
     for size in (1, 2):
         cold = recipe(folder / f"cold-{size}", evaluation=EVALUATION, cold_start=COLD_START)

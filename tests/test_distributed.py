@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_policy
+from conftest import tiny_config, tiny_policy
 from ranks import CASES, DTYPES, ENDS, LENGTHS, recipe
 from safetensors.torch import load_file
 
 from gspo.distributed import World
+from gspo.training.policy import ModelError, require_one_rank
 from gspo.training.sharding import share_by_tokens
 from gspo.types import Trajectory
 
@@ -178,14 +179,19 @@ def test_what_was_done_together_is_saved_and_goes_on(jobs, trouble):
 
 
 def test_what_several_ranks_cannot_do_is_refused_by_name(jobs):
-    for name, wanted in (
-        ("lora", "[model.lora] is for one"),
-        ("moments", 'moments = "8bit" is for one'),
-        ("eval", "gspo eval runs in one process"),
-    ):
+    for name, wanted in (("lora", "[model.lora] is for one"), ("eval", "gspo eval runs in one process")):
         job = ended(jobs, f"refused-{name}")
         assert set(job["statuses"]) <= {1, 2} and all(wanted in said for said in job["said"]), job["said"]
     assert not (jobs / "refused" / "tiny" / "metrics.jsonl").exists()
+
+
+def test_moments_in_eight_bits_are_refused_among_several_ranks(tmp_path):
+    config = tiny_config(tmp_path)
+    eight = config.model_copy(update={"training": config.training.model_copy(update={"moments": "8bit"})})
+    require_one_rank(config, World(0, 2))
+    require_one_rank(eight, World(0, 1))
+    with pytest.raises(ModelError, match=r'training.moments = "8bit" is for one process, and these are 2'):
+        require_one_rank(eight, World(0, 2))
 
 
 def test_a_cold_start_of_several_ranks_is_that_of_one(jobs):
