@@ -41,8 +41,8 @@ class Minibatch:
     """All of them: the loss is divided by their number, whether they carry a signal or not."""
     micro_batches: list[MicroBatch]
     """Those with a signal, packed; of several ranks this one's share."""
-    passes: int
-    """Forward and backward passes that every rank makes: as many as the one with the most micro-batches."""
+    idle: int = 0
+    """How many more another rank has: passes that this one takes part in without samples."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def update(
         for k, micro in enumerate(part.micro_batches):
             loss += _accumulate(policy, optimizer, part, micro, old[i - 1][k] if i else None, config, out)
         if policy.shards:
-            policy.shards.idle(part.passes - len(part.micro_batches), optimizer.backward)
+            policy.shards.idle(part.idle, optimizer.backward)
         out.losses.append(loss)
         if i == 0:
             old = _old_logprobs(policy, minibatches[1:], config, out)
@@ -157,8 +157,8 @@ def pack_minibatches(
     kl, budget = loss_kl(config), config.training.micro_batch_tokens
     live = [[t for t in part if kl is not None or np.any(t.advantage)] for part in parts]
     packed = [make_micro_batches(share_by_tokens(some, world), token_budget=budget, device=device) for some in live]
-    passes = world.most([len(micro_batches) for micro_batches in packed])
-    return [Minibatch(*fields) for fields in zip(parts, packed, passes, strict=True)]
+    most = world.most([len(micro_batches) for micro_batches in packed])
+    return [Minibatch(part, mine, num - len(mine)) for part, mine, num in zip(parts, packed, most, strict=True)]
 
 
 def chosen_clip(config: Config) -> Clip:
@@ -238,13 +238,13 @@ def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, ou
     out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
     wanted = {"engine": False, "trainer": True, "auto": too_large}[config.rollout.old_logprobs]
-    out.recomputed = wanted and any(part.passes for part in later)
+    out.recomputed = wanted and any(part.micro_batches or part.idle for part in later)
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
         old = [[policy.score(m)[0] for m in part.micro_batches] for part in later]
         if policy.shards:
-            policy.shards.idle(sum(part.passes - len(part.micro_batches) for part in later))
+            policy.shards.idle(sum(part.idle for part in later))
     return old
 
 
