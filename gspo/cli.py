@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(words)
     if overrides and options.command == "report":
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+    if options.command in ("eval", "report") and _num_processes() > 1:
+        parser.error(f"gspo {options.command} runs in one process: start it without torchrun")
     if any(word.endswith(".toml") for word in overrides):
         parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
     from .signals import Interrupted
@@ -25,14 +28,24 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return options.run(options, overrides) or 0
     except Interrupted as error:
-        print(f"gspo: {error}", file=sys.stderr)
+        _say(str(error))
         return 128 + error.number
     except KeyboardInterrupt:
-        print("gspo: stopped at once; the last checkpoint stands", file=sys.stderr)
+        _say("stopped at once; the last checkpoint stands")
         return 130
     except _expected_errors() as error:
-        print(f"gspo: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
+
+
+def _say(sentence: str) -> None:
+    """A last sentence, in one piece; among several processes with the number of the one that says it."""
+    rank = f"rank {os.environ.get('RANK', '0')}: " if _num_processes() > 1 and not sentence.startswith("rank ") else ""
+    sys.stderr.write(f"gspo: {rank}{sentence}\n")
+
+
+def _num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,14 +87,22 @@ def _train(options: argparse.Namespace, overrides: list[str]) -> None:
     from .recipe import load
 
     folder = train(load(options.recipe, overrides), resume=options.resume)
-    print(f"report: {folder / 'report.html'}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"report: {folder / 'report.html'}")
 
 
 def _sft(options: argparse.Namespace, overrides: list[str]) -> None:
     from .cold_start import cold_start
+    from .distributed import open_world
     from .recipe import load
+    from .training.policy import require_one_rank
 
-    print(f"model: {cold_start(load(options.recipe, overrides), resume=options.resume)}")
+    config = load(options.recipe, overrides)
+    with open_world(config.model.device) as world:
+        require_one_rank(config, world)
+        folder = cold_start(config, resume=options.resume, world=world)
+    if world.is_main:
+        print(f"model: {folder}")
 
 
 def _eval(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -105,6 +126,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is the whole story; any other keeps its traceback."""
     from .chat import ChatError
     from .data import DataError
+    from .distributed import RankError
     from .evaluation.evaluate import EvaluationError
     from .functions import FunctionError
     from .recipe import RecipeError
@@ -118,7 +140,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 
     return (
         ChatError, CheckpointError, DataError, EngineError, EvaluationError, FunctionError, ModelError, OSError,
-        RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
+        RankError, RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
     )  # fmt: skip
 
 

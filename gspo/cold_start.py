@@ -11,7 +11,8 @@ import numpy as np
 
 from . import chat, data
 from .config import ColdStartConfig, Config
-from .evaluation.evaluate import evaluate
+from .distributed import ALONE, World
+from .evaluation.evaluate import sample_and_score, summarise
 from .folder import Clock, newest_checkpoint, open_folder
 from .prompts import Say, load_prompts, training_and_evaluation_prompts
 from .recipe import RecipeError
@@ -23,35 +24,42 @@ from .signals import Interrupted, Signals
 from .training import checkpoint
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError, make_micro_batches
-from .training.policy import Policy, load_policy, require_length
+from .training.policy import Policy, load_policy, require_length, shard
+from .training.sharding import share_by_tokens
 from .types import Metrics, Prompt, Trajectory
 
 
-def cold_start(config: Config, *, resume: bool = False) -> Path:
+def cold_start(config: Config, *, resume: bool = False, world: World = ALONE) -> Path:
     """Fine-tune as `[cold_start]` says and return the folder of the resulting model.
 
     Records and checkpoints go to `cold_start/` in the run's folder; what is finished there is not done again.
     Raises RecipeError without a `[cold_start]` table, DataError for faulty data, TrainingError for a gradient that is
-    not finite, and Interrupted, after a checkpoint, when a signal asked to stop.
+    not finite, and Interrupted, after a checkpoint, when a signal asked to stop. All ranks of a world call it.
     """
     if config.cold_start is None:
         raise RecipeError("the recipe has no [cold_start] table: there is nothing to imitate")
-    table, folder = config.cold_start, open_folder(config, resume=resume) / "cold_start"
-    found = newest_checkpoint(folder, resume=True, say=print)
+    table, folder = config.cold_start, world.first(lambda: open_folder(config, resume=resume)) / "cold_start"
+    found = world.first(lambda: newest_checkpoint(folder, resume=True, say=print))
     if found and found.state["finished"]:
         return found.model
     done = found.state["step"] if found else 0
-    with Terminal(f"{config.name} cold start", table.steps, done=done) as terminal, Signals() as signals:
+    silent = not world.is_main
+    with (
+        Terminal(f"{config.name} cold start", table.steps, done=done, silent=silent) as terminal,
+        Signals(world) as signals,
+    ):
         weights = found.model if found and config.model.lora is None else None
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
         require_length(policy, config)
+        shard(policy, world)
         prompts, examples, measure = load_examples(config, policy, terminal.note)
-        optimizer = Optimizer(policy.trainable, table, table.steps)
+        optimizer = Optimizer(policy.trainable, table, table.steps, policy.dtype)
         records, clock, cursor = RunRecords(folder), Clock(), data.Cursor()
         if found:
             found.restore(optimizer)
             cursor = data.Cursor.of(found.state["cursor"])
-        records.truncate_after(done)
+        if world.is_main:
+            records.truncate_after(done)
         for step in range(done + 1, table.steps + 1):
             batch, cursor = data.take(prompts, cursor, table.batch_size, config.seed)
             rate = optimizer.learning_rate
@@ -60,16 +68,18 @@ def cold_start(config: Config, *, resume: bool = False) -> Path:
             row["update/skipped"] = step - optimizer.updates
             if table.evaluate_every and step % table.evaluate_every == 0:
                 row |= measure()
-            records.append({**row, "update/learning_rate": rate, "time/step_s": clock.take()["time/step_s"]})
+            if world.is_main:
+                records.append({**row, "update/learning_rate": rate, "time/step_s": clock.take()["time/step_s"]})
             terminal.step(row)
+            asked = signals.asked()
             finished = step == table.steps or _good_enough(row, table)
-            if finished or step % config.checkpoint.every == 0 or signals.caught:
+            if finished or step % config.checkpoint.every == 0 or asked:
                 state, keep = {"cursor": cursor.state(), "finished": finished}, config.checkpoint.keep
                 saved = checkpoint.save(folder / "checkpoints", policy, optimizer, state, step=step, keep=keep)
                 if finished:
                     return checkpoint.load(saved).model
-            if signals.caught:
-                raise Interrupted(signals.caught)
+            if asked:
+                raise Interrupted(asked)
     raise AssertionError("unreachable: the last step finishes the cold start")
 
 
@@ -107,8 +117,10 @@ def load_examples(
 
     def measure() -> Metrics:
         assert config.evaluation is not None
-        table, tokenizer = config.evaluation, policy.tokenizer
-        return evaluate(engine, evaluation, rewards, table, tokenizer, solved_at=config.solved_at).metrics
+        with policy.whole():
+            mine = policy.world.share(evaluation)
+            scored = sample_and_score(engine, mine, rewards, config.evaluation, policy.tokenizer)
+        return summarise(policy.world.merge(scored), config.evaluation, solved_at=config.solved_at).metrics
 
     return prompts, whole, measure
 
@@ -139,15 +151,20 @@ def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]
     """One update on the mean negative log-likelihood of the response tokens; returns it and the gradient norm, which is
     None where float16 overflowed, the update was left out and the loss scale lowered.
 
-    At temperature 1 whatever the sampling temperature. Raises TrainingError if the gradient is not finite otherwise.
+    At temperature 1 whatever the sampling temperature. Ranks share the examples by tokens. Raises TrainingError if the
+    gradient is not finite otherwise.
     """
-    total, loss = sum(t.num_trained for t in examples), 0.0
-    for micro in make_micro_batches(examples, token_budget=optimizer.config.micro_batch_tokens, device=policy.device):
+    total, loss, world = sum(t.num_trained for t in examples), 0.0, policy.world
+    mine, budget = share_by_tokens(examples, world), optimizer.config.micro_batch_tokens
+    micro_batches = make_micro_batches(mine, token_budget=budget, device=policy.device)
+    for micro in micro_batches:
         logp_T, _ = policy.score(micro, temperature=1.0)
         share = -logp_T.sum() / total
         optimizer.backward(share)
         loss += float(share.detach())
-    norm = optimizer.step()
+    if policy.shards:
+        policy.shards.idle(world.most([len(micro_batches)])[0] - len(micro_batches), optimizer.backward)
+    (loss,), norm = world.sums([loss]), optimizer.step()
     if optimizer.lowered:
         return loss, None
     if not math.isfinite(norm):

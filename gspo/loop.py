@@ -8,22 +8,25 @@ from pathlib import Path
 from . import data
 from .cold_start import cold_start
 from .config import Config
+from .distributed import World, open_world
 from .reporting.html import write_report
 from .reporting.trackers import require_packages
 from .rollout.engines import require_engine
 from .run import open_run
+from .training.policy import require_one_rank
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
     """Train as the recipe says and return the run's folder, with its report.
 
     Raises RecipeError, DataError or ModelError before any work is done; RewardError, EngineError or TrainingError when
-    a step cannot be trusted; Interrupted, after a checkpoint, when a signal asked to stop.
+    a step cannot be trusted; Interrupted, after a checkpoint, when a signal asked to stop. Every process that torchrun
+    starts calls it; RankError where another of them failed.
     """
-    require_packages(config.tracking)
-    require_engine(config)
-    start = cold_start(config, resume=resume) if config.cold_start else None
-    with open_run(config, start, resume=resume) as run:
+    with (
+        open_world(config.model.device) as world,
+        open_run(config, _start(config, world, resume=resume), resume=resume, world=world) as run,
+    ):
         if run.step == 0 and run.evaluation:
             with run.signals.interruptible():
                 run.record({"step": 0, "time": time.time(), **run.evaluate()})
@@ -46,5 +49,14 @@ def train(config: Config, *, resume: bool = False) -> Path:
             run.record(run.measure(scored, advantages, minibatches, updated) | evaluation)
             if run.checkpoint_is_due():
                 run.save()
-    write_report(run.folder)
+    if world.is_main:
+        write_report(run.folder)
     return run.folder
+
+
+def _start(config: Config, world: World, *, resume: bool) -> Path | None:
+    """The model to start from, None for the recipe's: what a cold start leaves. Refuses what cannot run, before work."""
+    require_packages(config.tracking)
+    require_engine(config)
+    require_one_rank(config, world)
+    return cold_start(config, resume=resume, world=world) if config.cold_start else None

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import torch
 from . import data
 from .advantages import group_advantages
 from .config import Config
-from .evaluation.evaluate import evaluate
+from .distributed import ALONE, SharedError, World
+from .evaluation.evaluate import sample_and_score, summarise
 from .folder import Clock, leave_folder, newest_checkpoint, open_folder
 from .objectives import clip_warning, estimate_kl
 from .prompts import training_and_evaluation_prompts
@@ -35,7 +36,7 @@ from .training.diagnosis import by_sample, correction_metrics, mismatch_metrics,
 from .training.flops import FlopCounter, peak_flops
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError
-from .training.policy import Policy, load_policy, require_length
+from .training.policy import Policy, load_policy, require_length, shard
 from .training.reference import ReferenceScore, open_reference
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
 from .types import Metrics, Prompt, Sample, Scored, Trajectory
@@ -46,7 +47,11 @@ Advantages = list[list[float | None]]
 
 @dataclass
 class Run:
-    """Everything of a run. The loop calls its methods in the order in which they stand here."""
+    """Everything of a run. The loop calls its methods in the order in which they stand here.
+
+    Of several ranks each has one. All call the same methods; each samples, scores and updates its share, all know the whole
+    batch, and the first alone writes and speaks.
+    """
 
     config: Config
     folder: Path
@@ -62,6 +67,8 @@ class Run:
     trackers: Trackers
     terminal: Terminal
     signals: Signals
+    world: World = ALONE
+    """The ranks of the run."""
     clock: Clock = field(default_factory=Clock)
     step: int = 0
     """Rollout batches trained on."""
@@ -78,15 +85,15 @@ class Run:
 
     def __post_init__(self) -> None:
         self.flops = FlopCounter(self.policy)
-        self.peak_flops = peak_flops(self.policy.device, self.policy.head.dtype)
+        self.peak_flops = peak_flops(self.policy.device, self.policy.dtype)
 
     def collect(self, prompts: Sequence[Prompt]) -> list[list[Sample]]:
-        """A group of samples to each prompt."""
-        config, size = self.config.rollout, self.config.rollout.group_size
-        with self.terminal.generation(len(prompts) * size) as progress:
+        """A group of samples to each prompt of this rank's share."""
+        config, size, mine = self.config.rollout, self.config.rollout.group_size, self.world.share(prompts)
+        with self.terminal.generation(len(mine) * size) as progress, self._sampling():
             return collect(
                 self.engine,
-                prompts,
+                mine,
                 config,
                 self.policy.tokenizer,
                 group_size=size,
@@ -96,9 +103,18 @@ class Run:
             )
 
     def score(self, groups: list[list[Sample]]) -> Groups:
-        """The verdicts of the rewards, all samples in one call to each."""
-        scored = iter(score(self.rewards, [s for group in groups for s in group]))
-        return [[next(scored) for _ in group] for group in groups]
+        """The verdicts of the rewards, all samples of a rank in one call to each; returns the groups of all ranks."""
+        with self.signals.apart(RewardError):
+            scored = iter(score(self.rewards, [s for group in groups for s in group]))
+            mine = [[next(scored) for _ in group] for group in groups]
+        return self.world.merge(mine)
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """Each rank samples apart from the others, with the whole of the weights."""
+        scope = nullcontext() if self.engine.copies_weights else self.policy.whole()
+        with scope, self.signals.apart(EngineError, RewardError):
+            yield
 
     def pack(self, groups: Groups) -> tuple[Advantages, list[Minibatch]]:
         """Advantages by group, and the scored samples dealt into packed minibatches."""
@@ -126,12 +142,14 @@ class Run:
             why = next(part.why for s in groups[0] for part in s.parts.values() if part.value is None)
             raise RewardError(f"the rewards abstained on every sample of step {self.step + 1}, e.g. because {why}")
         seed = sample_seed(config.seed, self.step + 1, "minibatches", 0)
-        return advantages, pack_minibatches(trajectories, config, seed=seed, device=self.policy.device)
+        device = self.policy.device
+        return advantages, pack_minibatches(trajectories, config, seed=seed, device=device, world=self.world)
 
     def _references(self, groups: Groups) -> dict[str, np.ndarray]:
         if self.reference is None:
             return {}
-        return self.reference([trajectory(s.sample) for group in groups for s in group if s.total is not None])
+        mine = [trajectory(s.sample) for group in self.world.share(groups) for s in group if s.total is not None]
+        return {name: logps for part in self.world.gather(self.reference(mine)) for name, logps in part.items()}
 
     def _penalty(self, scored: Scored, references: dict[str, np.ndarray]) -> float:
         kl = self.config.objective.kl
@@ -176,18 +194,14 @@ class Run:
         """`evaluation/`: the policy on the held-out prompts, and the samples written."""
         config = self.config.evaluation
         assert config is not None
-        with self.clock("evaluate"), self.terminal.generation(len(self.evaluation) * config.samples) as progress:
-            done = evaluate(
-                self.engine,
-                self.evaluation,
-                self.rewards,
-                config,
-                self.policy.tokenizer,
-                solved_at=self.config.solved_at,
-                progress=progress,
-            )
+        mine = self.world.share(self.evaluation)
+        with self.clock("evaluate"), self.terminal.generation(len(mine) * config.samples) as progress:
+            with self._sampling():
+                scored = sample_and_score(self.engine, mine, self.rewards, config, self.policy.tokenizer, progress)
+            done = summarise(self.world.merge(scored), config, solved_at=self.config.solved_at)
         untrained: Advantages = [[None] * len(group) for group in done.groups]
-        self.records.write_samples(self.step, sample_lines(done.groups, untrained, {}, step=self.step), "evaluation")
+        if self.world.is_main:
+            self.records.write_samples(self.step, sample_lines(done.groups, untrained, {}, step=self.step), "evaluation")
         return done.metrics
 
     def measure(
@@ -196,9 +210,10 @@ class Run:
         """All metrics of the step, and its samples written."""
         self._tell_once(updated)
         lines = sample_lines(groups, advantages, by_sample(updated.ratios), step=self.step)
-        self.records.write_samples(self.step, lines)
+        if self.world.is_main:
+            self.records.write_samples(self.step, lines)
         times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
-        trained = [m for part in minibatches for m in part.micro_batches]
+        trained = [r for part in updated.ratios for r in part]  # of all ranks
         return {
             "step": self.step,
             "time": time.time(),
@@ -213,9 +228,9 @@ class Run:
             "update/updates": self.optimizer.updates,
             "update/skipped": self.skips.total,
             **self.optimizer.metrics(),
-            "update/trained_tokens": sum(len(m.target_T) for m in trained),
+            "update/trained_tokens": sum(len(r.log_ratio_T) for r in trained),
             "update/samples_without_signal": sum(len(part.trajectories) for part in minibatches)
-            - sum(len(m.trajectories) for m in trained),
+            - sum(len(r.ids) for r in trained),
             "update/micro_batches": len(trained),
             **times,
             **self._system(groups, minibatches, updated, times["time/step_s"]),
@@ -232,18 +247,22 @@ class Run:
         samples = [s.sample for group in groups for s in group]
         sizes = [(len(s.prompt.token_ids), s.num_tokens) for s in samples]
         shared = [(len(group[0].sample.prompt.token_ids), 0) for group in groups]
-        total = self.flops.generation([*shared, *sizes])
+        mine = 0.0
         for i, part in enumerate(minibatches):
             passes = 4 if updated.recomputed and i else 3  # forward, backward twice that, and a forward before
-            total += passes * sum(self.flops.forward(m) for m in part.micro_batches)
+            mine += passes * sum(self.flops.forward(m) for m in part.micro_batches)
+        by_rank = self.world.gather((mine, _peak_memory(self.policy.device)))
+        total = self.flops.generation([*shared, *sizes]) + sum(flops for flops, _ in by_rank)
         return {
             "system/model_flops_per_s": total / seconds,
-            "system/model_flops_utilisation": total / seconds / self.peak_flops,
-            "system/peak_memory_gib": _peak_memory(self.policy.device) / 2**30,
+            "system/model_flops_utilisation": total / seconds / (self.peak_flops * self.world.size),
+            "system/peak_memory_gib": max(memory for _, memory in by_rank) / 2**30,
         }
 
     def record(self, row: Metrics) -> None:
         """Write a row of metrics, and show it."""
+        if not self.world.is_main:
+            return
         self.records.append(row)
         self.trackers.log(row)
         self.terminal.step(row)
@@ -280,38 +299,44 @@ class Run:
 
 
 @contextmanager
-def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Run]:
+def open_run(config: Config, start: Path | None, *, resume: bool, world: World = ALONE) -> Iterator[Run]:
     """Check everything that can be checked, load, and yield the run; on a signal save, whatever happens close.
 
     start: the model that a cold start left, None for the recipe's. Raises what `train` says.
     """
-    folder = open_folder(config, resume=resume)
+    folder = world.first(lambda: open_folder(config, resume=resume))
     with ExitStack() as stack:
         stack.callback(leave_folder, folder)
         rewards = build(config.rewards)
-        found = newest_checkpoint(folder, resume=resume, say=print)
+        found = world.first(lambda: newest_checkpoint(folder, resume=resume, say=print))
         done = found.state["step"] if found else 0
         title = f"{config.objective.name}, {config.rollout.prompts_per_step} prompts x {config.rollout.group_size}"
-        signals = stack.enter_context(Signals())
-        terminal = stack.enter_context(Terminal(config.name, config.training.steps, done=done, title=title))
+        signals = stack.enter_context(Signals(world))
+        silent = not world.is_main
+        terminal = stack.enter_context(Terminal(config.name, config.training.steps, done=done, title=title, silent=silent))
         if warning := clip_warning(config.objective.name, chosen_clip(config)):
             terminal.note(f"warning: {warning}")
         weights = found.model if found and config.model.lora is None else start
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
         require_length(policy, config)
+        shard(policy, world)
         training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
+        world.require_same("the prompts", lambda: [(p.id, p.token_ids) for p in (*training, *evaluation)])
         with signals.interruptible():
             engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
         records = RunRecords(folder)
-        records.truncate_after(done if found else -1)
-        settings = config.model_dump(mode="json")
-        trackers = open_trackers(config.tracking, folder, config.name, settings, resumed_at=done if found else None)
+        trackers = Trackers([])
+        if world.is_main:
+            records.truncate_after(done if found else -1)
+            settings = config.model_dump(mode="json")
+            trackers = open_trackers(config.tracking, folder, config.name, settings, resumed_at=done if found else None)
         stack.callback(trackers.close)
+        total = config.training.steps * config.training.minibatches
         run = Run(
             config=config,
             folder=folder,
             policy=policy,
-            optimizer=Optimizer(policy.trainable, config.training, config.training.steps * config.training.minibatches),
+            optimizer=Optimizer(policy.trainable, config.training, total, policy.dtype),
             engine=engine,
             probe=open_probe(config, policy, training),
             reference=open_reference(config, policy, start),
@@ -322,6 +347,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
             trackers=trackers,
             terminal=terminal,
             signals=signals,
+            world=world,
         )
         if found:
             run.restore(found)
@@ -335,7 +361,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool) -> Iterator[Ru
 def _saved_when_interrupted(run: Run) -> Iterator[None]:
     try:
         yield
-    except (RewardError, EngineError):  # before any weight of the step moved
+    except (RewardError, EngineError, SharedError):  # before any weight of the step moved
         run.save_progress()
         raise
     except Interrupted:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "gspo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("types", "config", "functions", "recipe"),
+    ("types", "config", "functions", "recipe", "distributed"),
     ("objectives", "advantages", "data", "chat", "rewards", "reporting", "functional"),
     ("rollout", "training"),
     ("evaluation", "prompts", "folder", "signals"),

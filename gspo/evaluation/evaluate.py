@@ -44,12 +44,24 @@ def evaluate(
 
     Raises EvaluationError where abstentions leave no prompt with k samples for a pass@k.
     """
+    return summarise(sample_and_score(engine, prompts, rewards, config, tokenizer, progress), config, solved_at=solved_at)
+
+
+def sample_and_score(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    rewards: Sequence[Built],
+    config: EvaluationConfig,
+    tokenizer: Any,
+    progress: Progress = lambda n: None,
+) -> list[list[Scored]]:
+    """config.samples scored samples to each prompt, one list a prompt, in their order."""
     groups = collect(
         engine, prompts, config, tokenizer, group_size=config.samples, seed=config.seed, step=0, progress=progress
     )
     scored = score(rewards, [s for group in groups for s in group])
     size = config.samples
-    return summarise([scored[i : i + size] for i in range(0, len(scored), size)], config, solved_at=solved_at)
+    return [scored[i : i + size] for i in range(0, len(scored), size)]
 
 
 def summarise(groups: list[list[Scored]], config: EvaluationConfig, *, solved_at: float) -> Evaluated:

@@ -25,14 +25,23 @@ class Terminal:
     """
 
     def __init__(
-        self, name: str, steps: int, *, done: int = 0, title: str = "", rows: int = 10, console: Console | None = None
+        self,
+        name: str,
+        steps: int,
+        *,
+        done: int = 0,
+        title: str = "",
+        rows: int = 10,
+        console: Console | None = None,
+        silent: bool = False,
     ):
         """name: the run's. steps: of the whole run. done: steps taken before, where a run is resumed. title: a few
-        words for the first line. rows: latest steps in the table. console: standard output by default."""
+        words for the first line. rows: latest steps in the table. console: standard output by default. silent: show
+        nothing, as another rank speaks."""
         self._name, self._steps, self._title, self._done, self._keep = name, steps, title, done, rows
         self._console = console or Console()
         able = self._console.is_terminal and not self._console.is_dumb_terminal and self._console.encoding == "utf-8"
-        self.quiet = not able
+        self._silent, self.quiet = silent, silent or not able
         self._rows: tuple[Mapping[str, Any], ...] = ()  # replaced, never changed: another thread draws it
         self._live: Live | None = None
         columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -80,6 +89,8 @@ class Terminal:
 
     def _print(self, text: str) -> None:
         text = visible(text, keep="")
+        if self._silent:
+            return
         if not self.quiet:
             self._console.print(Text(text))
             return

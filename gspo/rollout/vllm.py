@@ -47,13 +47,15 @@ class VllmEngine:
         """Start vLLM for models of the policy's shape; `load` then brings the weights.
 
         max_tokens: longest prompt and response together. Raises EngineError where vLLM is missing or does not start.
+        Among several ranks each has an engine of its own, whole and independent; they start together.
         """
         self.config, self.max_rows, self.max_tokens = config, max_rows, max_tokens
         self.version = -1  # random weights, until the first load
         self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
-        self.dtype = str(policy.head.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
+        self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws = _Draws()
         self._asleep, self._calls, self._failed = False, 0, False
+        self._alone = policy.world.size == 1
         self._llm: Any = None
         self._model: Any = None
         set_num_threads = torch.set_num_threads  # the CPU build replaces it by a function that warns
@@ -82,6 +84,8 @@ class VllmEngine:
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
             more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}
+        if not self._alone:  # it then joins the process group that is there, and makes groups of one in it
+            more["distributed_executor_backend"] = "external_launcher"
         if self.config.head_dtype == "float32":
             more["hf_overrides"] = {"head_dtype": "float32"}
         try:
@@ -185,7 +189,8 @@ class VllmEngine:
             del llm
         if parallel := sys.modules.get("vllm.distributed.parallel_state"):
             parallel.destroy_model_parallel()
-            parallel.destroy_distributed_environment()
+            if self._alone:
+                parallel.destroy_distributed_environment()  # elsewhere the process group is not vLLM's
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -355,7 +360,7 @@ def _write_shape(policy: Policy, folder: Path) -> None:
     """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
     shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
     shape.architectures = [type(policy.model).__name__]
-    shape.dtype = policy.head.dtype
+    shape.dtype = policy.dtype
     shape.save_pretrained(folder)
 
 

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from .optimizer import Optimizer
 from .policy import Policy
+from .sharding import gathered
 
 MANIFEST = "manifest.json"
 REQUIRED = ("state.json", "optimizer.safetensors", "random.safetensors", "model/config.json")
@@ -64,13 +65,31 @@ class Checkpoint:
 
 
 def save(folder: Path, policy: Policy, optimizer: Optimizer, state: Mapping[str, Any], *, step: int, keep: int) -> Path:
-    """Write checkpoint `step` into folder, whole or not at all, then delete all but the newest `keep`."""
+    """Write checkpoint `step` into folder, whole or not at all, then delete all but the newest `keep`.
+
+    All ranks call it: weights and moments are put together one tensor at a time, and the first rank writes what a single
+    process would, so that any number of ranks can go on from it.
+    """
+    weights, moments = policy.gathered(), gathered(optimizer.state().items(), policy.world)
+    return policy.world.first(lambda: _write(folder, policy, weights, moments, state, step=step, keep=keep))
+
+
+def _write(
+    folder: Path,
+    policy: Policy,
+    weights: dict[str, torch.Tensor] | None,
+    moments: dict[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    step: int,
+    keep: int,
+) -> Path:
     final = folder / f"step-{step:06d}"
     beside = folder / f".step-{step:06d}.tmp"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    policy.save(beside / "model")
-    save_file({k: v.contiguous() for k, v in optimizer.state().items()}, beside / "optimizer.safetensors")
+    policy.save(beside / "model", weights)
+    save_file(moments, beside / "optimizer.safetensors")
     _, keys, *numpy_state = np.random.get_state()
     arrays = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys, np.int64))}
     save_file(arrays, beside / "random.safetensors")

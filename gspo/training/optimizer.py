@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 from ..types import Metrics
+from .sharding import full, like
 
 INITIAL_SCALE = 2.0**16
 """Loss scale that float16 starts with, torch's own: a gradient's entry overflows from a size of 1 up, and the whole is
@@ -53,7 +54,7 @@ def _adamw(masters: Sequence[Tensor], config: OptimizerConfig) -> torch.optim.Op
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells which of its kernels do not load, of which none is used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torchao.optim import AdamW8bit
+        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate, betas=betas, eps=epsilon)
 
 
@@ -64,9 +65,19 @@ class Optimizer:
     step moves the master, and the parameter is its rounding. Float32 parameters are their own master. Float16 is as
     bfloat16, and its loss is scaled (Micikevicius et al., arXiv:1710.03740, 3.2) by torch's GradScaler, so that small
     gradients are not rounded to zero; an overflow leaves the step out and halves the scale.
+
+    Sharded parameters are float32 whatever the precision of the passes, and their own masters; each rank then moves its
+    part of them, by a norm that is that of the whole.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, total_updates: int) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        total_updates: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """dtype: of forward and backward passes, where it is not that of the parameters."""
         if not parameters:
             raise ValueError("the model has no trainable parameters")
         self.config, self.total_updates, self.updates = config, total_updates, 0
@@ -79,7 +90,8 @@ class Optimizer:
                 p.register_post_accumulate_grad_hook(_add_into(self.masters[name]))
         self.adamw = _adamw(list(self.masters.values()), config)
         some = next(iter(self.parameters.values()))
-        half = any(p.dtype == torch.float16 for p in self.parameters.values())
+        self.dtype = dtype or some.dtype
+        half = any(torch.float16 in (p.dtype, dtype) for p in self.parameters.values())
         self.scaler = torch.amp.GradScaler(some.device.type, init_scale=INITIAL_SCALE, enabled=half)
         self.scaler.scale(torch.zeros((), device=some.device))  # it makes its state here; a step may come without a loss
         self.lowered = False
@@ -115,7 +127,7 @@ class Optimizer:
         """
         self.scaler.unscale_(self.adamw)
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = full(torch.nn.utils.get_total_norm(gradients))
         if bool(torch.isfinite(norm)):
             torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_grad_norm, norm)
             for group in self.adamw.param_groups:
@@ -138,7 +150,7 @@ class Optimizer:
         return {"update/loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that resuming needs besides the model's own weights, as flat names to tensors."""
+        """Everything that resuming needs besides the model's own weights, as flat names to tensors, sharded as they are."""
         out = {"updates": torch.tensor(self.updates)}
         if self.scaler.is_enabled():
             scaler = self.scaler.state_dict()
@@ -147,13 +159,14 @@ class Optimizer:
             for key, value in self.adamw.state.get(master, {}).items():
                 parts = {part: getattr(value, part) for part in EIGHT_BIT_PARTS if hasattr(value, part)}
                 out |= {f"{key}_{part}/{name}": x for part, x in parts.items()} or {f"{key}/{name}": value}
-            if master is not self.parameters[name] or "lora_" in name:
+            rounded = self.dtype not in (torch.float32, torch.float64)
+            if master is not self.parameters[name] or rounded or "lora_" in name:
                 out[f"master/{name}"] = master.detach()
         return out
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up `state()`. Raises ValueError if it belongs to other parameters."""
+        """Take up `state()`, its tensors whole. Raises ValueError if it belongs to other parameters."""
         stray = {k.partition("/")[2] for k in state if "/" in k} - set(self.masters)
         if stray:
             raise ValueError(f"the optimizer's state has parameters that the model lacks, e.g. {min(stray)}")
@@ -163,7 +176,7 @@ class Optimizer:
             self.scaler.load_state_dict({**self.scaler.state_dict(), **scaler})
         for name, master in self.masters.items():
             if f"master/{name}" in state:
-                master.copy_(state[f"master/{name}"])
+                master.copy_(like(state[f"master/{name}"], master))
             if f"step/{name}" in state:
                 self.adamw.state[master] = {k: self._moment(state, k, name) for k in ("step", "exp_avg", "exp_avg_sq")}
         self._round()
@@ -179,8 +192,10 @@ class Optimizer:
             buffer = self.adamw._new_buffer(master, key == "exp_avg")  # type: ignore[attr-defined]
         if hasattr(buffer, "codes") != (parts["codes"] is not None):
             raise ValueError("the optimizer's state has moments of another precision than the recipe's `moments`")
+        if parts["codes"] is None:
+            return buffer.copy_(like(state[f"{key}/{name}"], master))
         for part, x in parts.items():
-            (buffer if x is None else getattr(buffer, part)).copy_(state[f"{key}/{name}"] if x is None else x)
+            getattr(buffer, part).copy_(x)
         return buffer
 
     def _move_scale(self) -> None:

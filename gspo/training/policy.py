@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..chat import character_tokenizer, eos_ids
 from ..config import Config, CreateConfig, LoraConfig, ModelConfig
+from ..distributed import World
 from .attention import NAME as ATTENTION
 from .attention import Layout, Segment
 from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
+from .sharding import Shards, full, gathered
 
 disable_progress_bar()  # of loading and saving: a run has its own display
 
@@ -57,6 +59,8 @@ class Policy:
     """Every id that ends a response."""
     float32_head: bool = False
     """Whether logits come from a float32 product, whatever the precision of the weights."""
+    shards: Shards | None = None
+    """The weights dealt over ranks, or None where this process has them all. See `shard`."""
 
     def score(self, batch: MicroBatch, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each trained token, float32 [T]; gradients flow through the former.
@@ -64,6 +68,9 @@ class Policy:
         At the sampling temperature unless told otherwise. Dropout is off, always: the ratio compares two policies, not
         two masks.
         """
+        return (self.shards or self._score)(batch, temperature)
+
+    def _score(self, batch: MicroBatch, temperature: float | None) -> tuple[Tensor, Tensor]:
         hidden_NH = self.hidden(batch.token_ids_N[None], batch.position_N[None], layout=batch.layout)[0]
         hidden_TH = hidden_NH.index_select(0, batch.predict_T)
         return linear_logprobs(
@@ -94,6 +101,20 @@ class Policy:
         return _merged(layer) if hasattr(layer, "base_layer") else layer.weight
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of forward and backward passes."""
+        return self.shards.dtype if self.shards else self.head.dtype
+
+    @property
+    def world(self) -> World:
+        """The ranks that have a part in these weights."""
+        return self.shards.world if self.shards else World()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Where weights are sharded: all of them gathered on each rank, see Shards.whole. Elsewhere nothing."""
+        return self.shards.whole() if self.shards else nullcontext()
+
+    @property
     def cache_name(self) -> str:
         """What this release of transformers calls the key-value cache in forward."""
         return "cache" if "cache" in inspect.signature(type(self.backbone).forward).parameters else "past_key_values"
@@ -110,19 +131,30 @@ class Policy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def named_weights(self) -> Iterator[tuple[str, Any]]:
-        """Every weight by its Hugging Face name, adapters merged in; tied weights once, the base left untouched."""
+        """Every weight by its Hugging Face name, adapters merged in; tied weights once, the base left untouched.
+
+        Where weights are sharded each is put together as it is asked for, by all ranks together.
+        """
         layers = dict(self.model.named_modules())
         for name, tensor in self.model.named_parameters():
             layer = layers.get(name.removesuffix(".base_layer.weight"))
             if "lora_" not in name:  # a merged matrix is made when it is asked for: never two models at once
-                yield name.replace(".base_layer.", "."), tensor.detach() if layer is None else _merged(layer).detach()
+                whole = full(tensor.detach()) if layer is None else _merged(layer).detach()
+                yield name.replace(".base_layer.", "."), whole.to(self.dtype) if self.shards else whole
         saved = self.model.state_dict().keys()  # what a checkpoint holds besides: an expert's bias of choice, say
         yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
 
-    def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face format, adapters merged; with LoRA also the adapter in `adapter/`."""
+    def gathered(self) -> dict[str, Tensor] | None:
+        """Where weights are sharded, all of them in the memory of the first rank's host, for `save`; elsewhere None."""
+        return gathered(self.named_weights(), self.world) if self.shards else None
+
+    def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write model and tokenizer in Hugging Face format, adapters merged; with LoRA also the adapter in `adapter/`.
+
+        weights: what `gathered` returned, where weights are sharded; one rank alone then saves.
+        """
         if self.adapter is None:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
         else:
             self.model.save_pretrained(folder, state_dict=dict(self.named_weights()))
             self.adapter.save_pretrained(folder / "adapter", save_embedding_layers=False)  # they are the base's
@@ -163,6 +195,33 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
         kernels = "compile" if device.type == "cuda" else "torch"
     _choose_packed_path(policy, kernels, config.checkpointing)
     return policy
+
+
+def require_one_rank(config: Config, world: World) -> None:
+    """Raises ModelError, before any work is done, for what several ranks cannot train."""
+    if world.size > 1 and config.model.lora is not None:
+        raise ModelError(
+            f"model.lora: adapters are trained by one process, and these are {world.size}: leave torchrun out, or leave "
+            "[model.lora] out and train all weights"
+        )
+    if world.size > 1 and "8bit" in (t.moments for t in (config.training, config.cold_start) if t):
+        raise ModelError(
+            f'moments = "8bit": such moments are kept by one process, and these are {world.size}: leave torchrun '
+            'out, or use "float32", whose moments are dealt over the ranks'
+        )
+
+
+def shard(policy: Policy, world: World) -> None:
+    """Deal the policy's weights, the same on all ranks, over the ranks; with one rank nothing happens. A collective.
+
+    From here on its parameters are the float32 master weights. Raises ModelError for a model that cannot be dealt.
+    """
+    if world.size == 1:
+        return
+    try:
+        policy.shards = Shards(policy.model, policy._score, world, policy.device)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def create(config: CreateConfig) -> tuple[Any, Any]:

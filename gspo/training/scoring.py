@@ -19,12 +19,14 @@ def score_trajectories(
     """By id the log-probability of each trained token, float32 [trained tokens]; at the sampling temperature unless told.
 
     token_budget: tokens that go through the model at once. Raises ValueError for a trajectory longer than that, by id.
+    Ranks that share the policy call it together, each with trajectories of its own.
     """
     out = {}
-    for micro in make_micro_batches(trajectories, token_budget=token_budget, device=policy.device):
-        logp_T = policy.score(micro, temperature=temperature)[0].float().cpu().numpy()
-        ends = np.cumsum([t.num_trained for t in micro.trajectories])[:-1]
-        out |= {t.id: x for t, x in zip(micro.trajectories, np.split(logp_T, ends), strict=True)}
+    with policy.whole():
+        for micro in make_micro_batches(trajectories, token_budget=token_budget, device=policy.device):
+            logp_T = policy.score(micro, temperature=temperature)[0].float().cpu().numpy()
+            ends = np.cumsum([t.num_trained for t in micro.trajectories])[:-1]
+            out |= {t.id: x for t, x in zip(micro.trajectories, np.split(logp_T, ends), strict=True)}
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..distributed import ALONE, World
 from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, check_finite, pack
 from ..types import Metrics, Trajectory
 from .correction import Weights, correction_weights, weighted
@@ -21,6 +22,7 @@ from .diagnosis import Ratios, mismatch_size, observe
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
 from .policy import Policy
+from .sharding import share_by_tokens
 
 MISMATCH_FRACTION = 0.1
 """`auto` keeps the engine's log-probabilities while their mismatch is below this share of the narrower clip bound: then
@@ -38,7 +40,9 @@ class Minibatch:
     trajectories: list[Trajectory]
     """All of them: the loss is divided by their number, whether they carry a signal or not."""
     micro_batches: list[MicroBatch]
-    """Those with a signal, packed."""
+    """Those with a signal, packed; of several ranks this one's share."""
+    passes: int
+    """Forward and backward passes that every rank makes: as many as the one with the most micro-batches."""
 
 
 @dataclass(slots=True)
@@ -108,12 +112,21 @@ def update(
         loss = 0.0
         for k, micro in enumerate(part.micro_batches):
             loss += _accumulate(policy, optimizer, part, micro, old[i - 1][k] if i else None, config, out)
+        if policy.shards:
+            policy.shards.idle(part.passes - len(part.micro_batches), optimizer.backward)
         out.losses.append(loss)
         if i == 0:
             old = _old_logprobs(policy, minibatches[1:], config, out)
         out.learning_rate = optimizer.learning_rate
         out.grad_norms.append(_step(policy, optimizer, part, skips))
+    out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
     return out
+
+
+def _over_ranks(policy: Policy, mine: Sequence[Sequence[Ratios]]) -> list[list[Ratios]]:
+    """By minibatch, the diagnosis of the micro-batches of all ranks."""
+    parts = zip(*policy.world.gather(mine), strict=True)
+    return [[r for by_rank in part for r in by_rank] for part in parts]
 
 
 def why_recomputed(updated: Updated, config: Config) -> str | None:
@@ -132,18 +145,20 @@ def why_recomputed(updated: Updated, config: Config) -> str | None:
 
 
 def pack_minibatches(
-    trajectories: Sequence[Trajectory], config: Config, *, seed: int, device: torch.device
+    trajectories: Sequence[Trajectory], config: Config, *, seed: int, device: torch.device, world: World = ALONE
 ) -> list[Minibatch]:
-    """Deal a rollout batch into minibatches, and pack those of its samples that carry a signal."""
+    """Deal a rollout batch into minibatches, and pack those of its samples that carry a signal.
+
+    All ranks call it with the same batch; each packs its share of every minibatch, as many tokens as the others'.
+    """
     parts = split_minibatches(
         trajectories, num_minibatches=config.training.minibatches, groups=config.training.groups, seed=seed
     )
     kl, budget = loss_kl(config), config.training.micro_batch_tokens
     live = [[t for t in part if kl is not None or np.any(t.advantage)] for part in parts]
-    return [
-        Minibatch(part, make_micro_batches(some, token_budget=budget, device=device))
-        for part, some in zip(parts, live, strict=True)
-    ]
+    packed = [make_micro_batches(share_by_tokens(some, world), token_budget=budget, device=device) for some in live]
+    passes = world.most([len(micro_batches) for micro_batches in packed])
+    return [Minibatch(*fields) for fields in zip(parts, packed, passes, strict=True)]
 
 
 def chosen_clip(config: Config) -> Clip:
@@ -196,7 +211,7 @@ def _accumulate(
             "sample are broken; resume from an earlier checkpoint with a smaller learning rate"
         ) from error
     (grad_T,) = torch.autograd.grad(result.loss, logp_T)
-    if bool(grad_T.any()):
+    if policy.shards or bool(grad_T.any()):  # ranks that share weights go back together
         optimizer.backward(logp_T, grad_T)
     ids = tuple(t.id for t in micro.trajectories)
     out.ratios[-1].append(
@@ -217,14 +232,18 @@ def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config:
 
 def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
     """Old log-probabilities of the later minibatches, before any weight moves; by the very micro-batches of the update."""
-    out.mismatch = mismatch_size(out.ratios[0], OBJECTIVES[config.objective.name].unit)
+    (first,) = _over_ranks(policy, out.ratios[:1])
+    out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
     wanted = {"engine": False, "trainer": True, "auto": too_large}[config.rollout.old_logprobs]
-    out.recomputed = wanted and any(part.micro_batches for part in later)
+    out.recomputed = wanted and any(part.passes for part in later)
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
-        return [[policy.score(m)[0] for m in part.micro_batches] for part in later]
+        old = [[policy.score(m)[0] for m in part.micro_batches] for part in later]
+        if policy.shards:
+            policy.shards.idle(sum(part.passes - len(part.micro_batches) for part in later))
+    return old
 
 
 def _step(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -> float:
