@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 import torch
 import torch.distributed.fsdp  # forked ranks need not import it again
-from conftest import sampled, tiny_config, tiny_model, tiny_policy, values
+from conftest import sampled, tiny_config, tiny_model, values
 from safetensors.torch import save_file
 
 from gspo import cli
@@ -41,6 +41,17 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gspo": ({"objective__name": "gspo"}, 9),
     "gspo, unequal passes": ({"objective__name": "gspo", "training__micro_batch_tokens": 21}, 7),
     "gspo, a rank without samples": ({"objective__name": "gspo"}, 1),
+    "gspo, some micro-batches clipped": (
+        {
+            "objective__name": "gspo",
+            "training__micro_batch_tokens": 21,
+            "rollout__old_logprobs": "engine",
+            "objective__clip_low": 1e-6,
+            "objective__clip_high": 1e-6,
+        },
+        9,
+    ),
+    "gspo, activations recomputed": ({"objective__name": "gspo"}, 9),
     "grpo": ({"objective__name": "grpo"}, 9),
     "grpo, unequal passes": ({"objective__name": "grpo", "training__micro_batch_tokens": 21}, 7),
     "grpo, a rank without samples": ({"objective__name": "grpo"}, 1),
@@ -72,7 +83,8 @@ def updated(policy: Policy, config: Any, trajectories: list[Trajectory], optimiz
 def gradients(folder: Path, world: World, name: str) -> dict[str, Any]:
     """Writes the gradient of one minibatch before any step; returns what else is to be compared."""
     changes, live = CASES[name]
-    policy = tiny_policy()
+    model = tiny_model().model_copy(update={"checkpointing": "full" if "recomputed" in name else "none"})
+    policy = load_policy(model, temperature=1.0, seed=0)
     trajectories = batch(policy, live)
     shard(policy, world)
     config = tiny_config(folder, **{"training__minibatches": 1, "training__micro_batch_tokens": 42} | changes)
@@ -217,6 +229,7 @@ def main(folder: Path) -> None:
         run(folder, f"end-{trouble}-resumed", size, command("train", folder / f"end-{trouble}/recipe.toml", "--resume"))
     refused = recipe(folder / "refused")
     run(folder, "refused-lora", 2, command("train", refused, "--model.lora.rank", "2"))
+    run(folder, "refused-moments", 2, command("train", refused, "--training.moments", "8bit"))
     run(folder, "refused-eval", 2, command("eval", refused))
     for size in (1, 2):
         cold = recipe(folder / f"cold-{size}", evaluation=EVALUATION, cold_start=COLD_START)

@@ -178,7 +178,11 @@ def test_what_was_done_together_is_saved_and_goes_on(jobs, trouble):
 
 
 def test_what_several_ranks_cannot_do_is_refused_by_name(jobs):
-    for name, wanted in (("lora", "model.lora: "), ("eval", "gspo eval runs in one process")):
+    for name, wanted in (
+        ("lora", "[model.lora] is for one"),
+        ("moments", 'moments = "8bit" is for one'),
+        ("eval", "gspo eval runs in one process"),
+    ):
         job = ended(jobs, f"refused-{name}")
         assert set(job["statuses"]) <= {1, 2} and all(wanted in said for said in job["said"]), job["said"]
     assert not (jobs / "refused" / "tiny" / "metrics.jsonl").exists()

@@ -364,6 +364,28 @@ def test_a_signal_ends_a_run_and_everything_it_started(tmp_path, number):
     assert not list(Path(tempfile.gettempdir()).glob(f"gspo-vllm-{run.pid}-*"))
 
 
+def test_an_engine_beside_each_rank_draws_the_samples_of_one_process(tmp_path):
+    import json
+
+    from gspo.loop import train
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(Path(__file__).parent / "vllm_run.py"), str(tmp_path), "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    one = train(tiny_config(tmp_path, name="one", model=tiny_model(**SHAPE).model_dump(), training__steps=2))
+    for step in (1, 2):
+        a, b = (
+            [json.loads(line) for line in (run / "samples" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+            for run in (one, tmp_path / "tiny")
+        )
+        assert [(s["id"], s["response"], s["reward"]) for s in a] == [(s["id"], s["response"], s["reward"]) for s in b]
+
+
 def test_sleep_on_a_cpu_is_refused_before_anything_starts():
     with pytest.raises(EngineError, match=r"rollout.vllm.sleep = true: a CPU"):
         start(tiny_policy(**SHAPE), sleep=True)

@@ -1,4 +1,5 @@
-"""A long run with the engine vllm, for tests that end it: vllm_run.py FOLDER. Exits with 3 when a signal ended it well."""
+"""A run with the engine vllm: vllm_run.py FOLDER [STEPS]. A long one by default, for tests that end it. Exits with 3 when a
+signal ended it well."""
 
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ if __name__ == "__main__":
     from gspo.loop import train
     from gspo.signals import Interrupted
 
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
     model = tiny_model(hidden_size=128, intermediate_size=128).model_dump()
-    config = tiny_config(Path(sys.argv[1]), model=model, rollout__engine="vllm", training__steps=100_000)
+    config = tiny_config(Path(sys.argv[1]), model=model, rollout__engine="vllm", training__steps=steps)
     try:
         train(config)
     except Interrupted:

@@ -192,10 +192,8 @@ class Optimizer:
             buffer = self.adamw._new_buffer(master, key == "exp_avg")  # type: ignore[attr-defined]
         if hasattr(buffer, "codes") != (parts["codes"] is not None):
             raise ValueError("the optimizer's state has moments of another precision than the recipe's `moments`")
-        if parts["codes"] is None:
-            return buffer.copy_(like(state[f"{key}/{name}"], master))
         for part, x in parts.items():
-            getattr(buffer, part).copy_(x)
+            (buffer if x is None else getattr(buffer, part)).copy_(like(state[f"{key}/{name}"], buffer) if x is None else x)
         return buffer
 
     def _move_scale(self) -> None:

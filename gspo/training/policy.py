@@ -103,7 +103,7 @@ class Policy:
     @property
     def dtype(self) -> torch.dtype:
         """The precision of forward and backward passes."""
-        return self.shards.dtype if self.shards else self.head.dtype
+        return self.shards.dtype if self.shards else next(self.model.parameters()).dtype
 
     @property
     def world(self) -> World:
@@ -199,16 +199,14 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
 
 def require_one_rank(config: Config, world: World) -> None:
     """Raises ModelError, before any work is done, for what several ranks cannot train."""
-    if world.size > 1 and config.model.lora is not None:
-        raise ModelError(
-            f"model.lora: adapters are trained by one process, and these are {world.size}: leave torchrun out, or leave "
-            "[model.lora] out and train all weights"
-        )
-    if world.size > 1 and "8bit" in (t.moments for t in (config.training, config.cold_start) if t):
-        raise ModelError(
-            f'moments = "8bit": such moments are kept by one process, and these are {world.size}: leave torchrun '
-            'out, or use "float32", whose moments are dealt over the ranks'
-        )
+    tables = {"training": config.training, "cold_start": config.cold_start}
+    refused = {f'{name}.moments = "8bit"': table is not None and table.moments == "8bit" for name, table in tables.items()}
+    refused["[model.lora]"] = config.model.lora is not None
+    for setting, here in refused.items():
+        if here and world.size > 1:
+            raise ModelError(
+                f"{setting} is for one process, and these are {world.size}: leave it out, or leave torchrun out"
+            )
 
 
 def shard(policy: Policy, world: World) -> None:

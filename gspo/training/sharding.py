@@ -62,12 +62,12 @@ class Shards:
             self.root.reshard()  # only a backward pass does it by itself; an update would leave what is gathered stale
         return out
 
-    def idle(self, passes: int, backward: Callable[[Tensor], None] | None = None) -> None:
+    def idle(self, passes: int, backward: Callable[[Tensor, Tensor], None] | None = None) -> None:
         """Take part in passes that others make for samples of theirs: a few tokens, and gradients that are zero."""
         for _ in range(passes):
             logp_T, _ = self(self.nothing, None)
             if backward is not None:
-                backward(logp_T.sum() * 0.0)
+                backward(logp_T, torch.zeros_like(logp_T))
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -193,10 +193,12 @@ def _accumulate(
     """Forward and backward of one micro-batch; gradients add up. old_T is None in the first minibatch.
 
     In the first minibatch the forward pass is at the old policy: unless the engine's are wanted, its log-probabilities are
-    the old ones. A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out.
+    the old ones. A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out,
+    but for sharded weights: there every rank takes part in every pass.
     """
     algorithm, clip = OBJECTIVES[config.objective.name], chosen_clip(config)
     logp_T, entropy_T = policy.score(micro)
+    leaf_T = logp_T.detach().requires_grad_()  # so that the loss's own gradient is found without a pass through the model
     engine_T = engine_logprobs(micro)
     trainer_T = logp_T.detach() if old_T is None else (old_T if out.recomputed else None)
     if old_T is None:
@@ -204,14 +206,14 @@ def _accumulate(
     try:
         check_finite("engine's log-probability", engine_T, micro.sequence_T, torch.ones_like(micro.sequence_T).bool())
         batch, weights = _corrected(_objective_batch(micro, old_T, part), trainer_T, engine_T, config)
-        result = algorithm.function(logp_T, batch, clip, loss_kl(config))
+        result = algorithm.function(leaf_T, batch, clip, loss_kl(config))
     except NonFiniteError as error:
         raise TrainingError(
             f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
             "sample are broken; resume from an earlier checkpoint with a smaller learning rate"
         ) from error
-    (grad_T,) = torch.autograd.grad(result.loss, logp_T)
-    if policy.shards or bool(grad_T.any()):  # ranks that share weights go back together
+    (grad_T,) = torch.autograd.grad(result.loss, leaf_T)
+    if policy.shards or bool(grad_T.any()):
         optimizer.backward(logp_T, grad_T)
     ids = tuple(t.id for t in micro.trajectories)
     out.ratios[-1].append(
