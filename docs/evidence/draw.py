@@ -40,7 +40,7 @@ def draw(name: str, title: str, goal: float) -> None:
 
 
 def draw_precisions(name: str) -> None:
-    """Training reward by precision, the engine's old log-probabilities beside the trainer's: mean of seeds, and their range."""
+    """Training reward by precision, with the engine's and with the trainer's old likelihoods: mean and range of seeds."""
     table = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)

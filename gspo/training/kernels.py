@@ -26,8 +26,12 @@ def use_liger(model: Any) -> None:
     """
     kind = model.config.model_type
     try:
-        from liger_kernel.transformers import _apply_liger_kernel_to_instance
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as KINDS
+        from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
+            _apply_liger_kernel_to_instance,
+        )
+        from liger_kernel.transformers.monkey_patch import (  # pyright: ignore[reportMissingImports]
+            MODEL_TYPE_TO_APPLY_LIGER_FN as KINDS,
+        )
     except ImportError as error:
         raise KernelError("model.kernels = 'liger' needs the package liger-kernel: pip install 'gspo[liger]'") from error
     if model.device.type != "cuda":

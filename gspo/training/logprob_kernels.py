@@ -3,6 +3,9 @@
 C rows of a chunk, V vocabulary.
 """
 
+# pyright: reportMissingImports=false, reportIndexIssue=false
+# Triton comes with torch for GPUs alone, and launches a function by an index.
+
 from __future__ import annotations
 
 from typing import Any

@@ -54,7 +54,7 @@ def _adamw(masters: Sequence[Tensor], config: OptimizerConfig) -> torch.optim.Op
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells which of its kernels do not load, of which none is used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torchao.optim import AdamW8bit
+        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate, betas=betas, eps=epsilon)
 
 
