@@ -25,7 +25,7 @@ TIMEOUT_S = 1800
 """Longest wait for another rank that is silent but still connected: a host that lost its power, say. One that ended is
 noticed at once, by its closed connections. It is also how much longer than the others a rank may sample."""
 
-WATCH_S, GRACE_S = 0.5, 5.0
+WATCH_S, GRACE_S = 0.5, 3.0
 """How often a rank looks whether another failed, and how long it then has to end by itself."""
 
 LOST = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL", "failed to recv", "Connection was")
