@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -143,6 +144,7 @@ def open_world(device: str) -> Iterator[World]:
         failed = True
         watch.leave(error)
         if reason := _lost_peer(error):
+            _finish_in_peace()
             raise RankError(watch.why(reason)) from error
         raise
     finally:
@@ -173,6 +175,13 @@ def _join(rank: int, size: int, *, on_gpu: bool) -> World:
         return World(rank, size, dist.new_group(backend="gloo", timeout=timeout))
     dist.init_process_group("gloo", timeout=timeout)
     return World(rank, size, dist.group.WORLD)
+
+
+def _finish_in_peace() -> None:
+    """Ignore SIGTERM from now on: the launch agent hears of a lost rank too, and would end this one before it has said why.
+    It ends by itself in seconds, and the agent kills it otherwise."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _lost_peer(error: BaseException | None) -> str | None:
