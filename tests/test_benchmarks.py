@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from gspo.training.attention import NAME, packed_attention
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0]
-SCALE = replace(cost.SMALL, pack=(512, 2048, 8192))
+SCALE = replace(cost.SMALL, pack=(512, 2048, 16384))
 
 
 def rows(curve: str, *, repeats: int = 2) -> list[dict[str, float]]:
