@@ -49,6 +49,25 @@ def sampled(policy: Policy, lengths: list[int], *, groups: int = 2, seed: int = 
     return out
 
 
+def group_of(rng: np.random.Generator, group: str, prompt: int, responses: list[int]) -> list[Trajectory]:
+    """Trajectories of one group, with a shared prompt and responses of these lengths."""
+    shared = rng.integers(2, 15, prompt)
+    whole = [np.concatenate([shared, rng.integers(2, 15, n)]) for n in responses]
+    return [
+        Trajectory(f"{group}/{i}", group, tokens, np.arange(len(tokens)) >= prompt,
+                   rng.normal(-2, 0.1, len(tokens) - prompt).astype(np.float32), float(rng.normal()))
+        for i, tokens in enumerate(whole)
+    ]  # fmt: skip
+
+
+def plain_logprobs(policy: Policy, trajectory: Trajectory) -> torch.Tensor:
+    """Log-probabilities of one trajectory by the model's own forward pass, alone and unpacked."""
+    ids = torch.from_numpy(trajectory.token_ids)
+    logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float() / policy.temperature
+    logp = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logp[torch.from_numpy(trajectory.trained[1:])]
+
+
 def values(folder: Path, **changes: Any) -> dict[str, Any]:
     """The plain values of a recipe that trains a tiny model for three steps; dotted changes with __ for dots."""
     source = {
