@@ -65,6 +65,8 @@ class OursSettings:
     kernels: str
     head: str
     micro_tokens: int
+    checkpointing: str
+    moments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,19 @@ class Ours(Side):
             dtype=task.dtype,  # type: ignore[arg-type]
             head_dtype=settings.head,  # type: ignore[arg-type]
             kernels=settings.kernels,  # type: ignore[arg-type]
+            checkpointing=settings.checkpointing,  # type: ignore[arg-type]
         )
         self.policy = load_policy(chosen, temperature=1.0, seed=0)
-        common = {"minibatches": task.minibatches, "micro_tokens": settings.micro_tokens}
-        self.configs = {old: recipe(chosen, old_logprobs=old, **common) for old in ("engine", "trainer")}
+        self.configs = {
+            old: recipe(
+                chosen,
+                old_logprobs=old,
+                minibatches=task.minibatches,
+                micro_tokens=settings.micro_tokens,
+                moments=settings.moments,
+            )
+            for old in ("engine", "trainer")
+        }
         self.optimizer = Optimizer(self.policy.trainable, self.configs["engine"].training, 10**6)
         self.counter = FlopCounter(self.policy)
         self.samples: dict[str, list[Any]] = {}
@@ -251,6 +262,8 @@ class Theirs(Side):
 
     def _options(self) -> dict[str, Any]:
         """The settings that were its fastest, with its own loss at GSPO's paper-faithful setting."""
+        from workload import CLIP, STANDING_STILL
+
         task, on_gpu = self.task, self.task.device == "cuda"
         steps = task.responses // self.settings.micro
         return {
@@ -262,10 +275,10 @@ class Theirs(Side):
             "gradient_accumulation_steps": steps // task.minibatches,
             "importance_sampling_level": "sequence",
             "loss_type": "grpo",
-            "epsilon": 3e-4,
-            "epsilon_high": 4e-4,
+            "epsilon": CLIP,
+            "epsilon_high": CLIP,
             "beta": 0.0,
-            "learning_rate": 1e-6,
+            "learning_rate": STANDING_STILL,
             "lr_scheduler_type": "constant",
             "max_steps": 1000 * task.minibatches,
             "gradient_checkpointing": False,

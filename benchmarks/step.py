@@ -127,7 +127,8 @@ class OurStep(Side):
         return {
             "name": "bench",
             "output": self.folder,
-            "model": model | {"head_dtype": settings.head, "kernels": settings.kernels},
+            "model": model
+            | {"head_dtype": settings.head, "kernels": settings.kernels, "checkpointing": settings.checkpointing},
             "data": source | {"parameters": {"num": 64 * task.responses // task.group, "length": task.prompt}},
             "rewards": [{"type": "function", "function": f"{__file__}:alternating"}],
             "rollout": {
@@ -140,7 +141,12 @@ class OurStep(Side):
                 "max_prompt_tokens": 4 * task.prompt,
                 "max_response_tokens": longest(task),
             },
-            "training": {"steps": 10**5, "minibatches": task.minibatches, "micro_batch_tokens": settings.micro_tokens},
+            "training": {
+                "steps": 10**5,
+                "minibatches": task.minibatches,
+                "micro_batch_tokens": settings.micro_tokens,
+                "moments": settings.moments,
+            },
             "checkpoint": {"every": 10**6},
         }
 
@@ -203,8 +209,7 @@ class StepBench(update.Bench):
 
     def ours(self, kernels: str) -> Any:
         """Our process. Raises Failed."""
-        args = self.args
-        return self.child(OurStep, OurStepSettings(kernels, args.head, args.micro, args.memory_fraction))
+        return self.child(OurStep, OurStepSettings(**self.own(kernels), memory_fraction=self.args.memory_fraction))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ is inside an interval, and the formula of utilisation: docs/speed.md.
     python benchmarks/update.py tiny --device cpu --dtype float32 --shrink 16 --responses 32   # in seconds, without a GPU
     python benchmarks/update.py 0.6B --against none --kernels torch liger compile              # our kernels alone
 
-Not covered: generation, several GPUs, rollouts whose sequences are clipped.
+Not covered: generation, several GPUs, rollouts whose sequences are clipped (weights stand still here, and nothing is).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -35,6 +36,7 @@ from sides import Child, Failed, Ours, OursSettings, Side, Task, Theirs, TheirSe
 from workload import LENGTHS, SHAPES, best_rate, make_model
 
 KERNELS = ("auto", "torch", "liger", "compile")
+CHOICES = {"checkpointing": ("none", "selective", "full"), "moments": ("float32", "8bit")}
 OLD = ("trainer", "engine")
 WARMUPS = 2
 FITS = 0.94
@@ -88,7 +90,18 @@ class Bench:
 
     def ours(self, kernels: str) -> Child:
         """Our process. Raises Failed."""
-        return self.child(self.OURS, OursSettings(kernels, self.args.head, self.args.micro))
+        return self.child(self.OURS, OursSettings(**self.own(kernels)))
+
+    def own(self, kernels: str) -> dict[str, Any]:
+        """Settings of our side alone."""
+        args = self.args
+        names = {
+            "head": args.head,
+            "micro_tokens": args.micro,
+            "checkpointing": args.checkpointing,
+            "moments": args.moments,
+        }
+        return {"kernels": kernels, **names}
 
     def choose_micro(self) -> None:
         """TRL's fastest micro-batch for each kind of lengths, each tried alone on the machine."""
@@ -250,7 +263,8 @@ def setting(args: argparse.Namespace, task: Task) -> str:
         theirs = f", TRL's weights {args.trl_weights or args.dtype}, {liger} Liger"
     return (
         f"{args.model}, {args.dtype}, {task.responses} responses, {task.group} a prompt of {task.prompt} tokens, "
-        f"{task.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch{theirs}"
+        f"{task.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch, checkpointing "
+        f"{args.checkpointing}, moments {args.moments}{theirs}"
     )
 
 
@@ -280,6 +294,8 @@ def parse(words: list[str] | None = None, command: Command = Command()) -> argpa
     whose = {"choices": command.old, "default": list(command.chosen)}
     parser.add_argument("--old", nargs="+", **whose, help="whose old log-probabilities, ours alone")
     parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens")
+    for name in ("checkpointing", "moments"):
+        parser.add_argument(f"--{name}", choices=CHOICES[name], default=CHOICES[name][0], help="ours")
     parser.add_argument("--trl-micro", nargs="+", type=int, default=[8, 16, 32], help="sequences a micro-batch, to try")
     parser.add_argument("--trl-weights", default="", help="precision of TRL's weights and moments; that of --dtype")
     parser.add_argument("--no-liger", action="store_true", help="TRL without Liger's kernels")

@@ -71,7 +71,15 @@ def trajectories(vocabulary: int, lengths: Sequence[int], *, prompt: int, group:
     return out
 
 
-def recipe(model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tokens: int) -> Config:
+STANDING_STILL = 1e-12
+"""A learning rate at which the optimizer does all its work, and no weight of ordinary size moves."""
+CLIP = 0.5
+"""A clip range that no ratio leaves meanwhile, so that no side leaves out work for what is clipped."""
+
+
+def recipe(
+    model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tokens: int, moments: str = "float32"
+) -> Config:
     """The settings that an update reads."""
     return Config.model_validate(
         {
@@ -80,7 +88,14 @@ def recipe(model: ModelConfig, *, old_logprobs: str, minibatches: int, micro_tok
             "data": {"source": "reasoning_gym", "task": "chain_sum", "size": 8, "template": "{expression}"},
             "rewards": [{"type": "exact"}],
             "rollout": {"old_logprobs": old_logprobs, "max_prompt_tokens": 1, "max_response_tokens": micro_tokens - 1},
-            "training": {"steps": 8, "minibatches": minibatches, "micro_batch_tokens": micro_tokens},
+            "objective": {"clip_low": CLIP, "clip_high": CLIP},
+            "training": {
+                "steps": 8,
+                "minibatches": minibatches,
+                "micro_batch_tokens": micro_tokens,
+                "learning_rate": STANDING_STILL,
+                "moments": moments,
+            },
         }
     )
 

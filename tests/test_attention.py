@@ -15,8 +15,9 @@ SHAPES = [
     [(20, None), (12, None), (5, None), (1, None)],
     [(1, None), (12, None), (3, None), (20, None), (20, None)],
     [(5, None), (4, 0), (4, 0)],
-    [(5, None), (9, None), (6, 1), (2, 0), (1, 0), (3, None), (6, 1), (5, 1)],
-    [(2, None), (30, None), (3, 0), (3, 1), (3, None), (3, 0)],
+    [(5, None), (9, None), (2, 0), (1, 0), (6, 1), (6, 1), (5, 1), (3, None)],
+    [(2, None), (30, None), (3, 0), (3, 0), (3, 1), (40, None), (3, None)],
+    [(2, None), (4, None), (3, None), (1, 0), (9, 2), (8, 2)],
 ]
 
 
@@ -25,13 +26,24 @@ def segments(lengths):
 
 
 @given(LENGTHS)
-def test_buckets_hold_every_token_once_in_packed_order(lengths):
-    start = 0
-    for bucket in Layout.of(segments(lengths)).buckets:
+def test_buckets_hold_every_token_once(lengths):
+    layout = Layout.of(segments(lengths))
+    for bucket in layout.buckets:
         tokens_M = bucket.query_SL.flatten()[bucket.unpad_M]
         assert (tokens_M == torch.arange(len(tokens_M))).all()
-        start += len(tokens_M)
-    assert start == sum(lengths)
+    assert sum(len(bucket.unpad_M) for bucket in layout.buckets) == sum(lengths)
+    in_order = lengths == sorted(lengths, reverse=True)
+    assert (layout.order_N is None) == in_order
+    assert in_order or sorted(layout.order_N.tolist()) == list(range(sum(lengths)))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[(3, None), (2, None), (1, 1), (1, 0)], [(2, None), (3, None), (1, 1), (4, None), (1, 1)], [(2, None), (1, 1)]],
+)
+def test_other_orders_than_prompts_responses_others_are_refused(shape):
+    with pytest.raises(ValueError, match="shared prompts come first, then the responses to each"):
+        Layout.of([Segment(*s) for s in shape])
 
 
 @given(LENGTHS)
@@ -69,24 +81,3 @@ def test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
     assert layout.num_pairs == alone(shape, *inputs)[1]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_varlen_attention_is_told_the_same_segments(shape, monkeypatch):
-    """Its kernels run on GPUs alone; here a plain stand-in with its signature reads the starts, the keys and the window."""
-
-    def varlen(query, key, value, start_q, start_k, longest_q, longest_k, *, scale, window_size, **grouped):
-        assert window_size == (-1, 0) and start_q.dtype == start_k.dtype == torch.int32
-        out = []
-        for i in range(len(start_q) - 1):
-            q = query[start_q[i] : start_q[i + 1]]
-            k, v = (x[start_k[i] : start_k[i + 1]] for x in (key, value))
-            assert len(q) <= longest_q and len(k) <= longest_k
-            mask = torch.arange(len(k)) <= len(k) - len(q) + torch.arange(len(q))[:, None]
-            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-            out.append(scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True).transpose(0, 1))
-        return torch.cat(out)
-
-    monkeypatch.setattr("gspo.training.attention.varlen_attn", varlen)
-    monkeypatch.setattr("gspo.training.attention._has_varlen", lambda query, dropout: True)
-    test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient(shape)

@@ -2,38 +2,33 @@
 
 All other layers see one row of N tokens with no padding. Attention knows its segments: a sequence, or a prompt that several
 responses share, or one of those responses, whose tokens see the whole prompt and then themselves. On a GPU in half
-precision torch's varlen attention takes the places where segments start. It has no other precision and no CPU kernel; there
-attention is computed on [segments, longest], one call for each bucket of neighbours of like length, and what the padding
-computes is dropped. Micro-batches are filled longest first, which keeps the buckets few and the padding small.
+precision that is a varlen kernel's work (varlen.py). There is none for other precisions or for a CPU; there attention is
+computed on [segments, longest], one call for each bucket of segments of like length, and what the padding computes is
+dropped.
 
-S segments of a call, L longest, M tokens of a bucket, K keys.
+S segments of a call, L longest, M tokens of a bucket, K keys, F shared prompts.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .varlen import has_kernels, segment_attention
 
 NAME = "gspo_packed"
 
 SHORTEST_SHARE = 0.75
 """Segments share a call down to this share of its longest. One call for all lengths computed three times the real tokens
 at skewed lengths; more calls than these save nothing, since each costs some fixed time."""
-
-VARLEN_HEAD_DIM = 256
-"""Widest head that varlen attention takes; its widths are multiples of eight."""
-
-VARLEN_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""Grouped heads have to be allowed from torch 2.12 on; 2.11 takes them without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbouring segments of like length."""
+    """Segments of like length."""
 
     query_SL: Tensor
     """int64: the place in the bucket of each padded query; places beyond a segment's end point at its first token."""
@@ -61,66 +56,102 @@ class Bucket:
     """bool: the keys that each query sees; None where a causal kernel needs no mask."""
 
     @staticmethod
-    def of(lengths: list[int], prompts: list[tuple[int, int]], first: int, device: torch.device | str) -> Bucket:
-        """The bucket of segments with these lengths, packed from place `first` on; a prompt is its place and length."""
-        length_S = torch.tensor(lengths)
-        start_S = length_S.cumsum(0) - length_S
-        column_L = torch.arange(max(lengths))
-        real_SL = column_L < length_S[:, None]
-        own_SL = start_S[:, None] + torch.where(real_SL, column_L, 0)
-        bucket = own_SL.to(device), real_SL.flatten().nonzero()[:, 0].to(device)
+    def of(runs: list[tuple[int, int]], prompts: list[tuple[int, int]], device: torch.device | str) -> Bucket:
+        """The bucket of segments that start and last so in the row, after prompts that do."""
+        start_S1, length_S1 = (torch.tensor(x)[:, None] for x in zip(*runs, strict=True))
+        column_L = torch.arange(int(length_S1.max()))
+        real_SL = column_L < length_S1
+        inside_SL = torch.where(real_SL, column_L, 0)
+        bucket = (length_S1.cumsum(0) - length_S1 + inside_SL).to(device), real_SL.flatten().nonzero()[:, 0].to(device)
         if not any(length for _, length in prompts):
             return Bucket(*bucket)
-        at_S, before_S = (torch.tensor(x)[:, None] for x in zip(*prompts, strict=True))
-        widest = int(before_S.max())
-        column_P = torch.arange(widest) - widest + before_S  # the prompt's last token stands in the last column
-        prompt_SP = at_S + column_P.clamp(min=0)
+        at_S1, before_S1 = (torch.tensor(x)[:, None] for x in zip(*prompts, strict=True))
+        widest = int(before_S1.max())
+        column_P = torch.arange(widest) - widest + before_S1  # the prompt's last token stands in the last column
+        prompt_SP = at_S1 + column_P.clamp(min=0)
         causal_LL = column_L <= column_L[:, None]
-        seen = [column_P[:, None, :].expand(-1, len(column_L), -1) >= 0, causal_LL.expand(len(lengths), -1, -1)]
-        keys_SK = torch.cat([prompt_SP, first + own_SL], 1)
+        seen = [column_P[:, None, :].expand(-1, len(column_L), -1) >= 0, causal_LL.expand(len(runs), -1, -1)]
+        keys_SK = torch.cat([prompt_SP, start_S1 + inside_SL], 1)
         return Bucket(*bucket, keys_SK.to(device), torch.cat(seen, 2)[:, None].to(device))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)  # not frozen: torch 2.11 looks into frozen ones, and would compile anew for each number of segments
 class Layout:
     """Where the segments of a packed row stand, for both ways of computing attention."""
 
-    buckets: tuple[Bucket, ...]
+    segments: tuple[Segment, ...]
     """In packed order; together they hold all N tokens."""
-    query_start_S1: Tensor
+    start_S1: Tensor
     """int32 [S + 1]: where each segment starts, and where the last one ends."""
-    key_start_S1: Tensor
-    """int32 [S + 1]: the same for its keys, prompts included, one segment's after the other's."""
-    key_K: Tensor | None
-    """int64: the packed place of each of those keys; None where no segment has a prompt, so that keys are as packed."""
-    longest: tuple[int, int]
-    """Queries, and keys, of the segment with most of them."""
+    query_start_F1: Tensor | None
+    """int32 [F + 1]: where the responses to each shared prompt start, counted from the first of all; None without any."""
+    key_start_F1: Tensor | None
+    """int32 [F + 1]: where each shared prompt starts, and where the last one ends."""
+    sizes: list[int]
+    """The longest segment; with shared prompts also the longest run of responses to one, the longest of them, the tokens of
+    all of them, and the place where the last response ends."""
     num_pairs: int
     """Pairs of a query and a key that it sees."""
 
     @staticmethod
     def of(segments: Sequence[Segment], device: torch.device | str = "cpu") -> Layout:
-        """The layout of segments packed one after the other; buckets are best where neighbours are of like length."""
+        """The layout of segments packed one after the other.
+
+        Raises ValueError unless shared prompts come first, and then the responses to each, in the prompts' order.
+        """
         lengths = [s.length for s in segments]
-        starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-        before = [(0, 0) if s.prompt is None else (starts[s.prompt], lengths[s.prompt]) for s in segments]
-        keys = [n + p for n, (_, p) in zip(lengths, before, strict=True)]
-        places = [
-            torch.cat([torch.arange(at, at + p), torch.arange(start, start + n)])
-            for n, (at, p), start in zip(lengths, before, starts, strict=False)
-        ]
-        shared = any(p for _, p in before)
+        starts, before = _places(segments)
+        asked = [s.prompt for s in segments if s.prompt is not None]
+        shared = next((i for i, s in enumerate(segments) if s.prompt is not None), 0)
+        order = [*[None] * shared, *sorted(asked), *[None] * (len(segments) - shared - len(asked))]
+        if [s.prompt for s in segments] != order or any(prompt >= shared for prompt in asked):
+            raise ValueError("shared prompts come first, then the responses to each in the prompts' order, then the others")
+        queries = [sum(s.length for s in segments if s.prompt == prompt) for prompt in range(shared)]
+        more = [max(queries), max(lengths[:shared]), starts[shared], starts[shared] + sum(queries)] if shared else []
+
+        def places(runs: list[int]) -> Tensor:
+            return torch.tensor([0, *runs]).cumsum(0).to(torch.int32).to(device)
+
         return Layout(
-            buckets=tuple(
-                Bucket.of(lengths[a:b], before[a:b], starts[a], device)
-                for a, b in _alike(list(zip(lengths, keys, strict=True)))
-            ),
-            query_start_S1=torch.tensor(starts, dtype=torch.int32, device=device),
-            key_start_S1=torch.tensor([0, *keys]).cumsum(0).to(torch.int32).to(device),
-            key_K=torch.cat(places).to(device) if shared else None,
-            longest=(max(lengths), max(keys)),
+            segments=tuple(segments),
+            start_S1=places(lengths),
+            query_start_F1=places(queries) if shared else None,
+            key_start_F1=places(lengths[:shared]) if shared else None,
+            sizes=[max(lengths), *more],
             num_pairs=sum(n * p + n * (n + 1) // 2 for n, (_, p) in zip(lengths, before, strict=True)),
         )
+
+    @functools.cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The segments by like lengths, longest first. Made when asked for: masks are large, varlen kernels need none."""
+        starts, before = _places(self.segments)
+        device = self.start_S1.device
+        return tuple(
+            Bucket.of([(starts[i], self.segments[i].length) for i in some], [before[i] for i in some], device)
+            for some in self._alike
+        )
+
+    @functools.cached_property
+    def order_N(self) -> Tensor | None:
+        """int64 [N]: the packed places of the buckets' tokens, one bucket after the other; None where they are in order."""
+        order = [i for some in self._alike for i in some]
+        if order == list(range(len(order))):
+            return None
+        starts, _ = _places(self.segments)
+        return torch.cat([torch.arange(starts[i], starts[i + 1]) for i in order]).to(self.start_S1.device)
+
+    @functools.cached_property
+    def _alike(self) -> list[list[int]]:
+        """The segments of each bucket: queries, and keys, within SHORTEST_SHARE of its longest."""
+        _, before = _places(self.segments)
+        sizes = [(s.length, s.length + p) for s, (_, p) in zip(self.segments, before, strict=True)]
+        out: list[list[int]] = []
+        for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+            some = [sizes[k] for k in (*out[-1], i)] if out else []
+            if not some or any(min(column) < SHORTEST_SHARE * max(column) for column in zip(*some, strict=True)):
+                out.append([])
+            out[-1].append(i)
+        return out
 
     @property
     def num_padded(self) -> int:
@@ -128,17 +159,13 @@ class Layout:
         return sum(b.query_SL.numel() for b in self.buckets)
 
 
-def _alike(sizes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ranges of neighbours whose lengths, queries and keys, are within SHORTEST_SHARE of the range's longest."""
-    start = 0
-    for end in range(1, len(sizes) + 1):
-        ranges = zip(*sizes[start : end + 1], strict=True)
-        if end == len(sizes) or any(min(some) < SHORTEST_SHARE * max(some) for some in ranges):
-            yield start, end
-            start = end
+def _places(segments: Sequence[Segment]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where each segment starts, and the last one ends; place and length of the prompt before each."""
+    lengths = [s.length for s in segments]
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    return starts, [(0, 0) if s.prompt is None else (starts[s.prompt], lengths[s.prompt]) for s in segments]
 
 
-@torch.compiler.disable  # a compiled layer calls it as it is: its kernels are fixed, its lengths differ every time
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -159,61 +186,30 @@ def packed_attention(
             raise ValueError(f"attention with {name} is not handled: choose a model without it")
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    q_NhD, k_NhD, v_NhD = (x[0].transpose(0, 1) for x in (query, key, value))
-    if _has_varlen(query, dropout):
-        return _varlen(layout, q_NhD, k_NhD, v_NhD, scaling)[None], None
-    sizes = [len(b.unpad_M) for b in layout.buckets]
-    out, first = [], 0
-    for bucket, q_MhD in zip(layout.buckets, q_NhD.split(sizes), strict=True):
-        own = slice(first, first + len(q_MhD))
-        out.append(_attend(bucket, q_MhD, (k_NhD, v_NhD), own, scale=scaling, dropout_p=dropout))
-        first = own.stop
-    return torch.cat(out)[None], None
+    rows = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]
+    if has_kernels(query, dropout):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        starts = layout.start_S1, layout.query_start_F1, layout.key_start_F1
+        return segment_attention(*rows, *starts, layout.sizes, scale)[0][None], None
+    return _in_buckets(layout, *rows, scaling, dropout)[None], None  # pyright: ignore[reportCallIssue]
 
 
-def _has_varlen(query: Tensor, dropout: float) -> bool:
-    half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    return half and dropout == 0 and query.shape[-1] <= VARLEN_HEAD_DIM and query.shape[-1] % 8 == 0
-
-
-def _varlen(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """[N, heads, D] -> [N, heads, D]. A causal kernel lets the last query see the last key: a prompt's stand before."""
-    if layout.key_K is not None:
-        key, value = (_Gather.apply(x, layout.key_K) for x in (key, value))
-    sizes = layout.query_start_S1, layout.key_start_S1, *layout.longest
-    window = (-1, 0)  # causal: everything before, nothing after
-    out = varlen_attn(query, key, value, *sizes, scale=scale, window_size=window, **VARLEN_GROUPED)
-    assert isinstance(out, Tensor)  # a tuple only where more is asked for
-    return out
-
-
-def _attend(bucket: Bucket, q_MhD: Tensor, key_value: tuple[Tensor, Tensor], own: slice, **kwargs: Any) -> Tensor:
-    """[M, heads, D] -> [M, heads, D]; keys and values [N, heads, D] are of the whole row, `own` is the bucket's part."""
-    q = q_MhD[bucket.query_SL].transpose(1, 2)
-    if bucket.key_SK is None:
-        k, v = (x[own][bucket.query_SL].transpose(1, 2) for x in key_value)
-    else:
-        k, v = (x[bucket.key_SK].transpose(1, 2) for x in key_value)
-    mask, grouped = bucket.mask_S1LK, q.shape[1] != k.shape[1]
-    out = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped, **kwargs)
-    return out.transpose(1, 2).flatten(0, 1)[bucket.unpad_M]
-
-
-class _Gather(torch.autograd.Function):
-    """rows[at]; the gradients of a row that stands in many places add up in float32, not in the rows' half precision."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_N: Tensor, at_K: Tensor) -> Tensor:
-        ctx.save_for_backward(at_K)
-        ctx.num_rows = len(rows_N)
-        return rows_N.index_select(0, at_K)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor):
-        (at_K,) = ctx.saved_tensors
-        wide = torch.promote_types(grads[0].dtype, torch.float32)
-        total_N = grads[0].new_zeros((ctx.num_rows, *grads[0].shape[1:]), dtype=wide)
-        return total_N.index_add_(0, at_K, grads[0].to(wide)).to(grads[0].dtype), None
+@torch.compiler.disable  # a compiled layer calls it as it is: its lengths differ every time
+def _in_buckets(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    """[N, heads, D] -> [N, heads, D]."""
+    sizes, order_N = [len(b.unpad_M) for b in layout.buckets], layout.order_N
+    rows = (query, key, value) if order_N is None else tuple(x.index_select(0, order_N) for x in (query, key, value))
+    out = []
+    for bucket, *own in zip(layout.buckets, *(x.split(sizes) for x in rows), strict=True):
+        q, k, v = (x[bucket.query_SL].transpose(1, 2) for x in own)
+        if bucket.key_SK is not None:
+            k, v = (x[bucket.key_SK].transpose(1, 2) for x in (key, value))
+        mask, grouped = bucket.mask_S1LK, q.shape[1] != k.shape[1]
+        options: dict[str, Any] = {"is_causal": mask is None, "enable_gqa": grouped, "scale": scale, "dropout_p": dropout}
+        y = scaled_dot_product_attention(q, k, v, mask, **options)
+        out.append(y.transpose(1, 2).flatten(0, 1)[bucket.unpad_M])
+    out_N = torch.cat(out)
+    return out_N if order_N is None else out_N.index_select(0, order_N.argsort())
 
 
 # No mask function is registered on purpose: transformers then builds no mask of its own. Packed rows and right-padded

@@ -6,7 +6,7 @@ T trained tokens, S sequences. Everything here is measurement; no gradient and n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ Unit = Literal["sequence", "token"]
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """The ratios of one micro-batch at the moment of its update. All on the CPU, detached."""
+    """The ratios of one micro-batch at the moment of its update, detached; on a GPU until `on_cpu` fetches them."""
 
     ids: tuple[str, ...]
     """Sample ids [S]."""
@@ -49,7 +49,7 @@ class Ratios:
     """log pi - log pi_ref of each token, where there is a reference."""
     engine_gap_T: Tensor | None
     """log p(engine) - log p(trainer) at the old policy, where the trainer's old log-probabilities are known."""
-    decisions_differ: int
+    decisions_differ: Tensor | int
     """Clip decisions (of sequences or tokens, by the objective's unit) that would differ with the other old ones."""
     decisions: int
     """Clip decisions that were compared."""
@@ -57,6 +57,11 @@ class Ratios:
     """Weights of the correction, [T] or [S] by its level, where it is on."""
     limited: Tensor | None
     """bool: that weight was capped or masked."""
+
+    def on_cpu(self) -> Ratios:
+        """The same in the host's memory. It waits for the GPU, so not between two passes of a minibatch."""
+        fetched = {f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        return replace(self, **fetched | {"decisions_differ": int(self.decisions_differ)})
 
 
 def observe(
@@ -73,10 +78,11 @@ def observe(
 ) -> Ratios:
     """Ratios of a micro-batch. engine_T and trainer_T are the old log-probabilities of either side (None: unknown)."""
     logp_T = logp_T.detach()
-    differ = compared = 0
+    differ: Tensor | int = 0
+    compared = 0
     if trainer_T is not None:
         sides = [_clip_decisions(logp_T - old_T, batch, clip, unit) for old_T in (engine_T, trainer_T)]
-        differ, compared = int((sides[0] != sides[1]).sum()), len(sides[0])
+        differ, compared = (sides[0] != sides[1]).sum(), len(sides[0])
     gap_T = None if trainer_T is None else engine_T - trainer_T
     reference_T = None if batch.reference_logp_T is None else logp_T - batch.reference_logp_T
     kept = {
@@ -93,8 +99,8 @@ def observe(
         "weight": None if weights is None else weights.weight,
         "limited": None if weights is None else weights.limited,
     }
-    on_cpu = {name: None if x is None else x.detach().cpu() for name, x in kept.items()}
-    return Ratios(ids=ids, unit=unit, decisions_differ=differ, decisions=compared, **on_cpu)  # type: ignore[arg-type]
+    detached = {name: None if x is None else x.detach() for name, x in kept.items()}
+    return Ratios(ids=ids, unit=unit, decisions_differ=differ, decisions=compared, **detached)  # type: ignore[arg-type]
 
 
 def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -> Tensor:

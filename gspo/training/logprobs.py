@@ -73,7 +73,7 @@ class _LinearLogProbs(torch.autograd.Function):
             if grad_hidden_TH is not None:
                 grad_hidden_TH[at] = (grad_CV.to(head_VH.dtype) @ head_VH).to(hidden_TH.dtype)
             if grad_weight_VH is not None:
-                _add_outer(grad_weight_VH, grad_CV, hidden_TH[at], head_VH.dtype)
+                _add_outer(grad_weight_VH, grad_CV, hidden_TH[at])
         if grad_weight_VH is not None:
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         return grad_hidden_TH, grad_weight_VH, None, None, None
@@ -116,10 +116,10 @@ def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
     return logits_CV.div_(temperature) if temperature != 1 else logits_CV
 
 
-def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, precision: torch.dtype) -> None:
-    """total += grad^T hidden. On a GPU the factors are in the product's precision and the sum in float32, as everywhere in
-    its matrix products; a CPU has no such product, and there all of it is in float32."""
-    if grad_CV.is_cuda and precision in (torch.bfloat16, torch.float16):
+def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
+    """total += grad^T hidden. On a GPU the factors may be in half precision and the sum in float32, as everywhere in its
+    matrix products; a CPU has no such product, and there all of it is in float32."""
+    if grad_CV.is_cuda and grad_CV.dtype in (torch.bfloat16, torch.float16):
         torch.addmm(total_VH, grad_CV.T, hidden_CH, out_dtype=torch.float32, out=total_VH)
     else:
         total_VH.addmm_(grad_CV.T, hidden_CH.to(grad_CV.dtype))

@@ -109,31 +109,32 @@ def _fill(families: Sequence[Family], token_budget: int) -> list[list[Family]]:
 
 
 def _pack(families: Sequence[Family], device: torch.device | str) -> MicroBatch:
-    """Shared prompts first, then the sequences, or what is left of them; both longest first, for attention's buckets."""
-    shared = sorted((f for f in families if len(f) > 1), key=lambda f: -_prompt_length(f[0]))
+    """Shared prompts first, then what is left of the sequences after each, then the other sequences."""
+    shared, alone = [f for f in families if len(f) > 1], [f for f in families if len(f) == 1]
     segments, ids, positions = [], [], []
-    prompt_of: dict[str, int] = {}
     for family in shared:
         length = _prompt_length(family[0])
-        prompt_of |= {t.id: len(segments) for t in family}
         segments.append(Segment(length))
         ids.append(family[0].token_ids[:length])
         positions.append(np.arange(length))
-    trajectories = sorted((t for f in families for t in f), key=lambda t: -(len(t.token_ids) - _own_from(t, prompt_of)))
     start_of_prompt = np.cumsum([0, *(s.length for s in segments)])
     place, predict, target = int(start_of_prompt[-1]), [], []
-    for t in trajectories:
-        prompt, first = prompt_of.get(t.id), _own_from(t, prompt_of)
-        own = len(t.token_ids) - 1 - first
-        before = [] if prompt is None else start_of_prompt[prompt] + np.arange(first)
-        place_of_token = np.concatenate([before, place + np.arange(own)]).astype(np.int64)
-        predict.append(place_of_token[t.trained[1:]])
-        target.append(t.token_ids[1:][t.trained[1:]])
-        if own:
-            segments.append(Segment(own, prompt))
-            ids.append(t.token_ids[first:-1])
-            positions.append(np.arange(first, first + own))
-            place += own
+    trajectories: list[Trajectory] = []
+    for number, family in enumerate((*shared, *alone)):
+        prompt = number if number < len(shared) else None
+        for t in family:
+            first = 0 if prompt is None else segments[prompt].length
+            own = len(t.token_ids) - 1 - first
+            before = [] if prompt is None else start_of_prompt[prompt] + np.arange(first)
+            place_of_token = np.concatenate([before, place + np.arange(own)]).astype(np.int64)
+            trajectories.append(t)
+            predict.append(place_of_token[t.trained[1:]])
+            target.append(t.token_ids[1:][t.trained[1:]])
+            if own:
+                segments.append(Segment(own, prompt))
+                ids.append(t.token_ids[first:-1])
+                positions.append(np.arange(first, first + own))
+                place += own
 
     def tensor(parts: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts))).to(device)
@@ -147,11 +148,6 @@ def _pack(families: Sequence[Family], device: torch.device | str) -> MicroBatch:
         target_T=tensor(target),
         sequence_T=tensor([np.repeat(np.arange(len(trajectories)), [len(p) for p in predict])]),
     )
-
-
-def _own_from(trajectory: Trajectory, prompt_of: dict[str, int]) -> int:
-    """The first token that stands in the trajectory's own segment."""
-    return _prompt_length(trajectory) if trajectory.id in prompt_of else 0
 
 
 def split_minibatches(

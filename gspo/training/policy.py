@@ -71,7 +71,7 @@ class Policy:
         return (self.shards or self._score)(batch, temperature)
 
     def _score(self, batch: MicroBatch, temperature: float | None) -> tuple[Tensor, Tensor]:
-        hidden_NH = self.hidden(batch.token_ids_N[None], batch.position_N[None], layout=batch.layout)[0]
+        hidden_NH = self.hidden(batch.token_ids_N[None], batch.position_N[None], layout=batch.layout).squeeze(0)
         hidden_TH = hidden_NH.index_select(0, batch.predict_T)
         return linear_logprobs(
             hidden_TH,

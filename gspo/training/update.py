@@ -109,12 +109,13 @@ def update(
     old: list[list[Tensor]] = []
     for i, part in enumerate(minibatches):
         out.ratios.append([])
-        loss = 0.0
+        losses = []
         for k, micro in enumerate(part.micro_batches):
-            loss += _accumulate(policy, optimizer, part, micro, old[i - 1][k] if i else None, config, out)
+            losses.append(_accumulate(policy, optimizer, part, micro, old[i - 1][k] if i else None, config, out))
         if policy.shards:
             policy.shards.idle(part.idle, optimizer.backward)
-        out.losses.append(loss)
+        out.losses.append(sum(map(float, losses)))
+        out.ratios[-1] = [r.on_cpu() for r in out.ratios[-1]]
         if i == 0:
             old = _old_logprobs(policy, minibatches[1:], config, out)
         out.learning_rate = optimizer.learning_rate
@@ -189,7 +190,7 @@ def _accumulate(
     old_T: Tensor | None,
     config: Config,
     out: Updated,
-) -> float:
+) -> Tensor:
     """Forward and backward of one micro-batch; gradients add up. old_T is None in the first minibatch.
 
     In the first minibatch the forward pass is at the old policy: unless the engine's are wanted, its log-probabilities are
@@ -219,7 +220,7 @@ def _accumulate(
     out.ratios[-1].append(
         observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
     )
-    return float(result.loss.detach())
+    return result.loss.detach()
 
 
 def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
