@@ -120,7 +120,8 @@ class Bench:
         self.close()
         for lengths in self.args.lengths:
             tried = {m: s for (name, m), s in took.items() if name == lengths}
-            print(f"{lengths}: TRL's seconds by sequences a micro-batch:", {m: round(s, 3) for m, s in tried.items()})
+            told = {m: round(s, 3) for m, s in tried.items()}
+            print(f"{lengths}: TRL's seconds by sequences a micro-batch:", told, file=sys.stderr, flush=True)
             if not tried:
                 raise Failed(f"TRL ran with none of the micro-batches {self.args.trl_micro} at {lengths}")
             self.best_micro[lengths] = min(tried, key=lambda m: tried[m])
@@ -323,7 +324,7 @@ def parse(words: list[str] | None = None, command: Command = Command()) -> argpa
 def main(words: list[str] | None = None, command: Command = Command()) -> int:
     """Run the comparison and print its table; 1 where nothing could be measured."""
     args = parse(words, command)
-    lines: list[str] = []
+    printed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(args.model)
         if args.model in SHAPES:
@@ -332,20 +333,20 @@ def main(words: list[str] | None = None, command: Command = Command()) -> int:
                 torch.cuda.empty_cache()
         rate, whence = best_rate(torch.device(args.device), args.dtype)
         bench = command.bench(args, folder, Path(tempfile.mkdtemp(prefix="update-logs-")))
+        print(f"{about(args)}\n{setting(args, bench.task)}; utilisation against {whence}\n", flush=True)
         failed = ""
         try:
             if args.against == "trl":
                 bench.choose_micro()
             for kernels in args.kernels:
                 for lengths in args.lengths:
-                    lines += comparison(bench, kernels, lengths, rate)
+                    lines = comparison(bench, kernels, lengths, rate)
+                    print("\n".join(lines if printed else [*HEAD, *lines]), flush=True)
+                    printed = True
         except Failed as error:
             failed = f"failed: {error}; the processes' logs are in {bench.logs}"
         finally:
             bench.close()
-    if lines:
-        print(f"\n{about(args)}\n{setting(args, bench.task)}; utilisation against {whence}\n")
-        print("\n".join([*HEAD, *lines]))
     if args.json:
         Path(args.json).write_text(json.dumps(bench.measured, indent=1))
     if failed:
@@ -360,7 +361,8 @@ def comparison(bench: Bench, kernels: str, lengths: str, rate: float) -> list[st
     bench.measured[f"{kernels}, {lengths}, {mode}"] = measured
     assert len({row["checksum"] for rows in measured.values() for row in rows}) == 1, "the sides had different tokens"
     wanted = [len(t.token_ids) - task.prompt for t in task.samples(lengths, 1000)]
-    print(f"{lengths}: {sum(wanted)} response tokens, {min(wanted)} to {max(wanted)}; {kernels}: {mode}", flush=True)
+    told = f"{lengths}: {sum(wanted)} response tokens, {min(wanted)} to {max(wanted)}; {kernels}: {mode}"
+    print(told, file=sys.stderr, flush=True)
     labels = {"TRL": f"TRL, micro-batch {bench.best_micro.get(lengths)}"}
     labels |= {old: f"ours, {kernels}, old by {old}; {mode}" for old in bench.args.old}
     return table_rows(measured, labels, lengths, sum(wanted), rate)

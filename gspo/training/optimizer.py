@@ -129,7 +129,8 @@ class Optimizer:
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = full(torch.nn.utils.get_total_norm(gradients))
         if bool(torch.isfinite(norm)):
-            torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_grad_norm, norm)
+            if norm > self.config.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_grad_norm, norm)
             for group in self.adamw.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(self.learning_rate)
