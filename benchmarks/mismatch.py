@@ -2,7 +2,7 @@
 
     pip install -e '.[vllm]' && python benchmarks/mismatch.py MODEL --tokens 1024
 
-Each engine samples eight stories to eight prompts at temperature 1; each trainer scores the same tokens. Between the two no
+Each engine samples eight stories to each of eight prompts at temperature 1; each trainer scores the same tokens. Between the two no
 weight moves, so s should be 1. A table a pair: mean and largest |d| of a token, mean and deviation of s - 1, and the
 share of sequences outside the paper's clip range before any update, also by response length.
 
@@ -43,11 +43,11 @@ def load(path: str, name: str) -> Policy:
     return load_policy(ModelConfig(path=path, kernels="torch", **settings(name)), temperature=1.0, seed=0)  # type: ignore[arg-type]
 
 
-def requests(policy: Policy) -> list[Request]:
-    """Eight of each prompt."""
+def requests(policy: Policy, stories: int) -> list[Request]:
+    """So many of each prompt."""
     texts = [[{"role": "user", "content": f"Tell me a short story about a {pair}."}] for pair in PAIRS]
     prompts = [tuple(encode(policy.tokenizer, text)) for text in texts]
-    return [Request(f"{i}/{k}", p, 100 * i + k) for i, p in enumerate(prompts) for k in range(8)]
+    return [Request(f"{i}/{k}", p, 100 * i + k) for i, p in enumerate(prompts) for k in range(stories)]
 
 
 def gaps(policy: Policy, asked: Sequence[Request], sampled: Sequence[Completion]) -> list[np.ndarray]:
@@ -79,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a language model with a chat template")
     parser.add_argument("--tokens", type=int, default=192, help="longest response")
+    parser.add_argument("--stories", type=int, default=8, help="of each of the eight prompts")
     parser.add_argument("--engines", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--trainers", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     args = parser.parse_args()
@@ -86,7 +87,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for engine_name in args.engines:
         policy = load(args.model, "float32")
-        asked = requests(policy)
+        asked = requests(policy, args.stories)
         config = VllmConfig(**settings(engine_name))  # type: ignore[arg-type]
         longest = max(len(r.prompt) for r in asked) + args.tokens
         with closing(VllmEngine(policy, config, max_rows=64, max_tokens=longest)) as engine:

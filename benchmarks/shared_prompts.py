@@ -1,5 +1,7 @@
 """The update with and without shared prompts: `python benchmarks/shared_prompts.py MODEL [--prompts 128 1024 4096]`.
 
+MODEL is one of Qwen3's shapes (0.6B, 1.7B, 4B, or tiny; random weights) or a folder.
+
 So many groups of eight responses of 512 tokens that each row has about 65,536 tokens without sharing; one minibatch, the
 groups whole in it. Both updates are of the same model, and take turns; without sharing every sample is a group of its own,
 which changes nothing else. Medians; peak memory is that of the update beyond what was held before.
@@ -11,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from workload import SHAPES, make_model
 
 from gspo.config import Config, ModelConfig
 from gspo.training.optimizer import Optimizer
@@ -71,15 +76,18 @@ def once(policy: Policy, optimizer: Optimizer, config: Config, samples: list[Tra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a language model; weights may be random")
+    parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a folder of a language model")
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024, 4096], help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=512, help="tokens of a response")
     parser.add_argument("--tokens", type=int, default=65536, help="tokens of a row without sharing, about")
     parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens, without sharing")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     args = parser.parse_args()
-    model = ModelConfig(path=args.model, dtype=args.dtype)
-    policy = load_policy(model, temperature=1.0, seed=0)
+    with tempfile.TemporaryDirectory() as name:
+        made = args.model in SHAPES
+        path = make_model(Path(name), SHAPES[args.model], args.dtype, "cpu") if made else args.model
+        model = ModelConfig(path=str(path), dtype=args.dtype)
+        policy = load_policy(model, temperature=1.0, seed=0)
     print("| prompt tokens | tokens apart | shared | s apart | shared | times faster | peak GiB apart | shared |")
     print("|---|---|---|---|---|---|---|---|")
     for prompt in args.prompts:

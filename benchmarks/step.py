@@ -169,6 +169,9 @@ class TheirStep(Theirs):
             "vllm_max_model_length": longest(task) + 4 * task.prompt,
             "max_completion_length": longest(task),
             "generation_kwargs": {"ignore_eos": True},
+            "learning_rate": 1e-6,  # this and the next two: what our recipe has
+            "epsilon": 3e-4,
+            "epsilon_high": 4e-4,
         }
 
     def _prompts(self, num: int) -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ R rows of a decoding step, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -185,6 +186,9 @@ class VllmEngine:
         """End vLLM and give its memory back. Safe to call twice, and after a start that failed."""
         llm, self._llm, self._model, self.draws = self._llm, None, None, _Draws()
         if llm is not None:
+            if self._asleep:  # what it gave back already it cannot give back again, and would complain
+                with contextlib.suppress(Exception):  # too little memory to wake: then it complains
+                    llm.wake_up()
             llm.llm_engine.engine_core.shutdown()
             del llm
         if parallel := sys.modules.get("vllm.distributed.parallel_state"):
