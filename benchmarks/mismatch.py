@@ -2,9 +2,9 @@
 
     pip install -e '.[vllm]' && python benchmarks/mismatch.py MODEL --tokens 1024
 
-Each engine samples eight stories to each of eight prompts at temperature 1; each trainer scores the same tokens. Between the
-two no weight moves, so s should be 1. A table a pair: mean and largest |d| of a token, mean and deviation of s - 1, and the
-share of sequences outside the paper's clip range before any update, also by response length.
+Each engine samples eight stories to each of eight prompts at temperature 1; each trainer scores the same tokens. No weight
+moves between the two, so s should be 1. A table a pair: mean and largest |d| of a token, mean and deviation of s - 1, and
+the share of sequences outside the paper's clip range before any update, also by response length.
 
 Not covered: other temperatures, larger models, other tasks. All of them matter: measure your own.
 """

@@ -43,7 +43,8 @@ def shifted(trajectories, by):
     ("choice", "off", "extra"),
     [("engine", 0.0, False), ("engine", 0.01, False), ("auto", 0.0, False), ("auto", 0.01, True), ("trainer", 0.0, True)],
 )
-def test_only_recomputing_costs_a_pass_over_the_later_minibatches(tmp_path, choice, off, extra):
+def test_only_recomputing_costs_a_pass_over_the_later_minibatches(tmp_path, choice, off, extra, monkeypatch):
+    monkeypatch.setattr("gspo.training.update.LOOK_AHEAD_FROM", 2.0)  # that would be another pass
     policy = tiny_policy()
     out, parts, calls = updated(tmp_path, policy, shifted(sampled(policy, PROMPTS), off), rollout__old_logprobs=choice)
     first, later = (len(part.micro_batches) for part in parts)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import tomli_w
+import torch
 from conftest import tiny_config, values
 
 from gspo.cli import main
@@ -175,11 +177,11 @@ def test_a_loss_that_is_not_finite_is_skipped_counted_and_recorded_as_null(tmp_p
     wanted = update_module._accumulate
 
     def once(policy, *rest):
-        loss = wanted(policy, *rest)
+        one = wanted(policy, *rest)
         if policy.version == 0:
             next(iter(policy.trainable.values())).grad.fill_(float("inf"))
-            return float("inf")
-        return loss
+            return replace(one, loss=torch.tensor(float("inf")))
+        return one
 
     monkeypatch.setattr(update_module, "_accumulate", once)
     with pytest.raises(TrainingError, match="3 updates in a row"):

@@ -15,7 +15,7 @@ from gspo.training import update as update_module
 from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
 from gspo.training.packing import TrainingError, make_micro_batches
-from gspo.training.policy import ModelError, load_policy
+from gspo.training.policy import ModelError, Policy, load_policy
 from gspo.training.update import Skips, pack_minibatches, update
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 4, 6]
@@ -138,6 +138,53 @@ def test_a_micro_batch_whose_every_sequence_is_clipped_goes_back_through_nothing
     alone, _ = _gradients(tmp_path / "alone", policy, [s for s in samples if s.group == "b"], **changes)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, alone[name] / 2, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("objective", ["gspo", "gspo_token", "grpo"])
+def test_looking_ahead_leaves_out_what_is_clipped_and_makes_the_same_updates(tmp_path, monkeypatch, objective):
+    policy = tiny_policy()
+    some = sampled(policy, [*LENGTHS, *LENGTHS, *LENGTHS, *LENGTHS])
+    for i, t in enumerate(some):  # old ones so far off that every other sequence is clipped, by the sign of its advantage
+        t.engine_logprobs[:] -= 0.4 if (t.advantage > 0) == (i % 2 == 0) else -0.4
+    config = tiny_config(
+        tmp_path,
+        objective__name=objective,
+        rollout__old_logprobs="engine",
+        training__minibatches=4,
+        training__micro_batch_tokens=60,
+        training__learning_rate=1e-3,
+    )
+    parts = pack_minibatches(some, config, seed=0, device=policy.device)
+    score, results = Policy.score, {}
+    for share in (2.0, 0.0):
+        trained, one = [], copy.deepcopy(policy)
+
+        def counted(policy, batch, trained=trained, **kwargs):
+            trained.append(batch.num_tokens if torch.is_grad_enabled() else 0)
+            return score(policy, batch, **kwargs)
+
+        monkeypatch.setattr(Policy, "score", counted)
+        monkeypatch.setattr(update_module, "LOOK_AHEAD_FROM", share)
+        out = update(one, Optimizer(one.trainable, config.training, 100), parts, config, Skips())
+        results[share] = one, out, sum(trained)
+    (plain, said, all_tokens), (ahead, told, fewer) = results[2.0], results[0.0]
+    assert (said.looked_ahead, told.looked_ahead) == (0, 3)
+    assert objective == "grpo" or 0.25 * all_tokens < fewer < 0.8 * all_tokens
+    for name, p in plain.trainable.items():
+        torch.testing.assert_close(ahead.trainable[name], p, rtol=1e-5, atol=2e-6)
+    assert told.losses == pytest.approx(said.losses, rel=1e-4, abs=1e-6)
+    clipped = [ratio_metrics(x.ratios)["clip/sequence_by_minibatch"] for x in (said, told)]
+    assert clipped[0] == clipped[1] and min(clipped[0]) > 0.2
+
+
+def test_nothing_is_looked_at_ahead_where_clipped_sequences_have_a_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(update_module, "LOOK_AHEAD_FROM", 0.0)
+    policy = tiny_policy()
+    some = [replace(t, reference_logprobs=t.engine_logprobs) for t in sampled(policy, LENGTHS)]
+    kl = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
+    config = tiny_config(tmp_path, training__minibatches=2, objective__kl=kl)
+    parts = pack_minibatches(some, config, seed=0, device=policy.device)
+    assert update(policy, Optimizer(policy.trainable, config.training, 9), parts, config, Skips()).looked_ahead == 0
 
 
 def test_with_a_kl_term_in_the_loss_samples_without_a_signal_are_trained(tmp_path):

@@ -59,11 +59,13 @@ METRICS: dict[str, str] = {
     "update/grad_norm_by_minibatch": "Norm of the gradient of each minibatch in turn.",
     "update/learning_rate": "Learning rate of the last update.",
     "update/updates": "Gradient steps taken since the start of the run, count.",
+    "update/looked_ahead": "Minibatches that a forward pass looked at first, so that forward and backward were of the "
+    "sequences that were not clipped alone, count.",
     "update/loss_scale": "Factor of the loss in the next update, halved by an overflow.",
     "update/skipped": "Gradient steps skipped since the start because the gradient was not finite, count.",
-    "update/trained_tokens": "Tokens that went through forward and backward, count.",
+    "update/trained_tokens": "Tokens of samples with a signal, as they were packed, count.",
     "update/samples_without_signal": "Samples with zero advantage that cost no forward or backward, count.",
-    "update/micro_batches": "Forward and backward passes, count.",
+    "update/micro_batches": "Micro-batches of those samples, count.",
     "kl/reference": "Estimated KL of the policy to the reference, nats a trained token.",
     "mismatch/k1": "Engine against trainer at the old policy: mean of log p(engine) - log p(trainer), nats a token. "
     "Known on the first minibatch, on all where the trainer's were recomputed.",
