@@ -92,9 +92,17 @@ def test_a_minibatch_is_shared_by_tokens_and_every_rank_knows_how():
     assert len({len(share) for share in shares}) > 1
 
 
-def _trajectory(name: str, length: int) -> Trajectory:
-    trained = np.arange(length) >= 1
-    return Trajectory(name, name, np.zeros(length, np.int64), trained, np.zeros(length - 1, np.float32), 1.0)
+@pytest.mark.parametrize(("groups", "together"), [(8, True), (4, True), (3, False)])
+def test_samples_that_share_a_prompt_stay_together_unless_ranks_would_wait(groups, together):
+    batch = [_trajectory(f"{g}/{k}", 30 + k, group=f"{g}", prompt=20) for g in range(groups) for k in range(4)]
+    shares = [share_by_tokens(batch, World(rank, 2)) for rank in range(2)]
+    assert sorted(t.id for share in shares for t in share) == sorted(t.id for t in batch)
+    assert ({t.group for t in shares[0]}.isdisjoint(t.group for t in shares[1])) == together
+
+
+def _trajectory(name: str, length: int, group: str = "", prompt: int = 1) -> Trajectory:
+    trained, logp = np.arange(length) >= prompt, np.zeros(length - prompt, np.float32)
+    return Trajectory(name, group or name, np.zeros(length, np.int64), trained, logp, 1.0)
 
 
 # ---- the same run -----------------------------------------------------------------------------------------

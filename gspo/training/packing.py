@@ -71,12 +71,23 @@ def make_micro_batches(
             f"sample {by_length[0].id} has {len(by_length[0].token_ids)} tokens, more than "
             f"training.micro_batch_tokens = {token_budget}"
         )
-    families = _families(by_length)
-    total = sum(len(t.token_ids) for t in by_length)
-    least = SHARED_FROM[torch.device(device).type] * total
-    if sum(_prompt_length(f[0]) * (len(f) - 1) for f in families) < least:
-        families = [[t] for t in by_length]
-    return [_pack(bin_, device) for bin_ in _fill(families, token_budget)]
+    return [_pack(bin_, device) for bin_ in _fill(families(by_length, device), token_budget)]
+
+
+def families(trajectories: Sequence[Trajectory], device: torch.device | str) -> list[Family]:
+    """Trajectories by the prompts that they share, in the order of first members; each alone where that saves little."""
+    found: dict[tuple[str, bytes], Family] = {}
+    for t in trajectories:
+        found.setdefault((t.group, t.token_ids[: _prompt_length(t)].tobytes()), []).append(t)
+    left_out = sum(len(t.token_ids) for t in trajectories) - sum(num_tokens(f) for f in found.values())
+    if left_out < SHARED_FROM[torch.device(device).type] * sum(len(t.token_ids) for t in trajectories):
+        return [[t] for t in trajectories]
+    return list(found.values())
+
+
+def num_tokens(family: Family) -> int:
+    """Tokens of a family whose prompt stands once."""
+    return sum(len(t.token_ids) for t in family) - _prompt_length(family[0]) * (len(family) - 1)
 
 
 def _prompt_length(trajectory: Trajectory) -> int:
@@ -84,19 +95,11 @@ def _prompt_length(trajectory: Trajectory) -> int:
     return int(trajectory.trained.argmax())
 
 
-def _families(trajectories: Sequence[Trajectory]) -> list[Family]:
-    """Trajectories by group and the very tokens of their prompts, in the order of their first members."""
-    found: dict[tuple[str, bytes], Family] = {}
-    for t in trajectories:
-        found.setdefault((t.group, t.token_ids[: _prompt_length(t)].tobytes()), []).append(t)
-    return list(found.values())
-
-
-def _fill(families: Sequence[Family], token_budget: int) -> list[list[Family]]:
+def _fill(some: Sequence[Family], token_budget: int) -> list[list[Family]]:
     """Micro-batches, filled one after the other; a family that does not fit into one goes on in the next."""
     bins: list[list[Family]] = []
     filled = token_budget
-    for family in families:
+    for family in some:
         prompt, new = _prompt_length(family[0]), True
         for t in family:
             more = len(t.token_ids) - (0 if new else prompt)
@@ -110,9 +113,9 @@ def _fill(families: Sequence[Family], token_budget: int) -> list[list[Family]]:
     return bins
 
 
-def _pack(families: Sequence[Family], device: torch.device | str) -> MicroBatch:
+def _pack(some: Sequence[Family], device: torch.device | str) -> MicroBatch:
     """Shared prompts first, then what is left of the sequences after each, then the other sequences."""
-    shared, alone = [f for f in families if len(f) > 1], [f for f in families if len(f) == 1]
+    shared, alone = [f for f in some if len(f) > 1], [f for f in some if len(f) == 1]
     segments, ids, positions = [], [], []
     for family in shared:
         length = _prompt_length(family[0])

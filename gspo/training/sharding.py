@@ -8,7 +8,7 @@ backward, so that log-probabilities may read the matrix outside of any layer's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..distributed import World
 from ..types import Trajectory
-from .packing import MicroBatch, make_micro_batches
+from .packing import Family, MicroBatch, families, make_micro_batches, num_tokens
+
+UNEVEN = 1.1
+"""Tokens of a rank over the mean, from which samples that share a prompt are dealt one by one: the others would wait for it
+longer than a prompt computed twice takes, at a tenth of the tokens or less."""
 
 Score = Callable[[MicroBatch, float | None], tuple[Tensor, Tensor]]
 
@@ -128,18 +132,31 @@ def gathered(named: Iterable[tuple[str, Tensor]], world: World) -> dict[str, Ten
     return out
 
 
-def share_by_tokens(trajectories: Iterable[Trajectory], world: World) -> list[Trajectory]:
+def share_by_tokens(
+    trajectories: Iterable[Trajectory], world: World, device: torch.device | str = "cpu"
+) -> list[Trajectory]:
     """This rank's part of what all ranks have: longest first, each to the rank with the fewest tokens so far.
 
-    Every rank finds the same division without asking. Parts differ by at most the longest sample.
+    Samples that share a prompt stay together where packing leaves it out, unless one rank would then have UNEVEN times the
+    mean or more; parts otherwise differ by at most the longest sample. Every rank finds the same division without asking.
     """
-    loads, mine = [0] * world.size, []
-    for trajectory in sorted(trajectories, key=lambda t: -len(t.token_ids)):
+    together = families(sorted(trajectories, key=lambda t: -len(t.token_ids)), device)
+    shares = _dealt(together, world.size)
+    loads = [sum(map(num_tokens, share)) for share in shares]
+    if max(loads) * world.size > UNEVEN * sum(loads):
+        shares = _dealt([[t] for family in together for t in family], world.size)
+    return [t for family in shares[world.rank] for t in family]
+
+
+def _dealt(some: Sequence[Family], size: int) -> list[list[Family]]:
+    """Families by rank, the largest first."""
+    shares: list[list[Family]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for family in sorted(some, key=num_tokens, reverse=True):
         rank = loads.index(min(loads))
-        loads[rank] += len(trajectory.token_ids)
-        if rank == world.rank:
-            mine.append(trajectory)
-    return mine
+        loads[rank] += num_tokens(family)
+        shares[rank].append(family)
+    return shares
 
 
 def _nothing(device: torch.device) -> MicroBatch:

@@ -169,7 +169,7 @@ def pack_minibatches(
     )
     kl, budget = loss_kl(config), config.training.micro_batch_tokens
     live = [[t for t in part if kl is not None or np.any(t.advantage)] for part in parts]
-    packed = [make_micro_batches(share_by_tokens(some, world), token_budget=budget, device=device) for some in live]
+    packed = [make_micro_batches(share_by_tokens(some, world, device), token_budget=budget, device=device) for some in live]
     most = world.most([len(micro_batches) for micro_batches in packed])
     return [Minibatch(part, mine, num - len(mine)) for part, mine, num in zip(parts, packed, most, strict=True)]
 
