@@ -79,6 +79,19 @@ def test_checkpointing_keeps_less_and_changes_no_gradient(kernels):
             assert float((gradients[kind][name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), (kind, name)
 
 
+@needs_compiler
+@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.filterwarnings("ignore")
+def test_with_checkpointing_too_all_layers_share_the_compiled_code(kind):
+    samples, compiled = sampled(tiny_policy(), [3, 5]), []
+    for layers in (2, 4):
+        torch._dynamo.reset()
+        before = torch._dynamo.utils.counters["frames"]["total"]
+        kept_bytes_and_gradients(policy_with({"kernels": "compile", "checkpointing": kind}, num_layers=layers), samples)
+        compiled.append(torch._dynamo.utils.counters["frames"]["total"] - before)
+    assert compiled[0] == compiled[1] > 0
+
+
 @pytest.mark.parametrize("kind", ["selective", "full"])
 def test_checkpointing_does_not_touch_sampling(kind):
     mine, theirs = (sampled(p, [3, 5]) for p in (policy_with({"checkpointing": kind}), tiny_policy()))
