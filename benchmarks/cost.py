@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from growth import Verdict, exponent, grows_as, grows_linearly, line, slope_below, stays_flat
-from workload import SHAPES, Interval, flops_of_samples, make_model, recipe, trajectories
+from workload import SHAPES, Interval, as_sampled, flops_of_samples, make_model, recipe, trajectories
 
 SECONDS_BOUND = 2.0
 """Of the cost of one more token, upper half over lower half: a line has 1, a square 4; caches and launches blur a line to
@@ -154,6 +154,7 @@ class Updates:
             self.policy = load_policy(self.chosen, temperature=1.0, seed=0)
         self.counter, self.interval = FlopCounter(self.policy), Interval(self.policy.device)
         self.optimizer = Optimizer(self.policy.trainable, recipe(self.chosen, **self.sizes(2)).training, 10**6)
+        self.samples: dict[Point, list[Any]] = {}
 
     def sizes(self, micro_tokens: int) -> dict[str, Any]:
         """What the recipe of one optimizer step needs to know."""
@@ -164,9 +165,11 @@ class Updates:
         from gspo.training.update import Skips, pack_minibatches, update
 
         config = recipe(self.chosen, **self.sizes(point.micro_tokens))
-        made = trajectories(len(self.policy.head), point.lengths, prompt=point.prompt, group=point.group)
+        if point not in self.samples:
+            made = trajectories(len(self.policy.head), point.lengths, prompt=point.prompt, group=point.group)
+            self.samples[point] = as_sampled(self.policy, made, token_budget=point.micro_tokens)
         self.interval.begin()
-        parts = pack_minibatches(made, config, seed=0, device=self.policy.device)
+        parts = pack_minibatches(self.samples[point], config, seed=0, device=self.policy.device)
         update(self.policy, self.optimizer, parts, config, Skips())
         took = self.interval.end()
         flops = flops_of_samples(self.counter, [(point.prompt, n) for n in point.lengths])

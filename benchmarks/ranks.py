@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workload import LENGTHS, SHAPES, Interval, best_rate, make_model, recipe, response_lengths, trajectories
+from workload import (
+    LENGTHS,
+    SHAPES,
+    Interval,
+    as_sampled,
+    best_rate,
+    make_model,
+    recipe,
+    response_lengths,
+    trajectories,
+)
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.01}
 """Relative difference of the gradient norm: weights are the same, sums are not in the same order."""
@@ -45,12 +55,12 @@ def measure(args: argparse.Namespace) -> None:
         chosen = ModelConfig(path=args.model, device=args.device, dtype=args.dtype, kernels=args.kernels)
         policy = load_policy(chosen, temperature=1.0, seed=0)
         counter = FlopCounter(policy)
-        vocabulary = len(policy.head)
+        wanted = response_lengths(args.lengths, args.responses, args.shrink)
+        samples = trajectories(len(policy.head), wanted, prompt=max(1, args.prompt // args.shrink), group=8)
+        samples = as_sampled(policy, samples, token_budget=args.micro)
         shard(policy, world)
         config = recipe(chosen, old_logprobs="engine", minibatches=args.minibatches, micro_tokens=args.micro)
         optimizer = Optimizer(policy.trainable, config.training, 10**6, policy.dtype)
-        wanted = response_lengths(args.lengths, args.responses, args.shrink)
-        samples = trajectories(vocabulary, wanted, prompt=max(1, args.prompt // args.shrink), group=8)
         interval, rows, flops, norm = Interval(policy.device), [], 0.0, None
         print(f"rank {world.rank} of {world.size}: loaded", file=sys.stderr, flush=True)
         for k in range(2 + args.repeats):
@@ -61,6 +71,9 @@ def measure(args: argparse.Namespace) -> None:
             row = interval.end()
             print(f"rank {world.rank} of {world.size}: update {k} took {row['seconds']:.2f} s", file=sys.stderr, flush=True)
             norm = updated.grad_norms[0] if norm is None else norm
+            assert not any(bool(r.clipped_T.any()) for part in updated.ratios for r in part), (
+                "ranks may leave out other work"
+            )
             flops = sum(world.sums([3 * sum(counter.forward(m) for part in parts for m in part.micro_batches)]))
             every = world.gather(row)
             if k >= 2:

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import warnings
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,11 @@ class Ours(Side):
 
     def _samples(self, lengths: str) -> list[Any]:
         """The rollouts with the log-probabilities that an engine with the first weights would have had."""
-        from gspo.training.scoring import score_trajectories
+        from workload import as_sampled
 
         if lengths not in self.samples:
             made = self.task.samples(lengths, len(self.policy.head))
-            old = score_trajectories(self.policy, made, token_budget=self.settings.micro_tokens)
-            self.samples[lengths] = [replace(t, engine_logprobs=old[t.id]) for t in made]
+            self.samples[lengths] = as_sampled(self.policy, made, token_budget=self.settings.micro_tokens)
         return self.samples[lengths]
 
 

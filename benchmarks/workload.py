@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from gspo.config import Config, ModelConfig
 from gspo.training.flops import FlopCounter, peak_flops
+from gspo.training.policy import Policy
+from gspo.training.scoring import score_trajectories
 from gspo.types import Trajectory
 
 QWEN3 = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "num_hidden_layers": 28}
@@ -69,6 +72,15 @@ def trajectories(vocabulary: int, lengths: Sequence[int], *, prompt: int, group:
         name = f"{i // group}"
         out.append(Trajectory(f"{name}/{i}", name, tokens, trained, np.zeros(n, np.float32), (-1.0) ** i))
     return out
+
+
+def as_sampled(policy: Policy, samples: Sequence[Trajectory], *, token_budget: int) -> list[Trajectory]:
+    """The same with the log-probabilities that an engine with these weights would have had.
+
+    Of others than these most ratios are far from 1, and what is clipped is left out of an update.
+    """
+    old = score_trajectories(policy, samples, token_budget=token_budget)
+    return [replace(t, engine_logprobs=old[t.id]) for t in samples]
 
 
 STANDING_STILL = 1e-12

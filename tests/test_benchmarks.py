@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gspo.training.attention import NAME, packed_attention
+from gspo.training.optimizer import Optimizer
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0]
 SCALE = replace(cost.SMALL, pack=(512, 2048, 16384))
@@ -109,6 +110,15 @@ def test_both_sides_are_given_the_same_tokens_and_a_group_has_one_prompt():
     assert all((a.token_ids == b.token_ids).all() for a, b in zip(first, second, strict=True))
     prompts = {(t.group, t.token_ids[:8].tobytes()) for t in first}
     assert len(prompts) == 4 == len({tokens for _, tokens in prompts})
+
+
+@pytest.mark.parametrize("point", cost.points("length", cost.SMALL)[-2:], ids=lambda p: f"{p.x}")
+def test_an_update_of_the_cost_curves_leaves_out_no_backward_pass(point, monkeypatch):
+    updates, passes, backward = cost.Updates(workload.SHAPES["tiny"], "cpu", "torch"), [], Optimizer.backward
+    monkeypatch.setattr(Optimizer, "backward", lambda *args: passes.append(backward(*args)))
+    for _ in range(2):
+        updates.once(point)
+    assert len(passes) == 2 * len(point.lengths), "each of these responses fills a micro-batch"
 
 
 def test_flops_are_those_of_the_packed_batch():

@@ -1,5 +1,6 @@
 """Compiled layers are the written ones in value and gradient, for the update alone; kernels that do not fit are refused."""
 
+import functools
 import shutil
 import sys
 from types import SimpleNamespace
@@ -77,6 +78,19 @@ def test_checkpointing_keeps_less_and_changes_no_gradient(kernels):
     for kind in ("selective", "full"):
         for name, gradient in gradients["none"].items():
             assert float((gradients[kind][name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), (kind, name)
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.filterwarnings("ignore")
+def test_with_checkpointing_too_all_layers_share_the_compiled_code(kind, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # graphs, and no machine code
+    samples, compiled = sampled(tiny_policy(), [3, 5]), []
+    for layers in (2, 4):
+        torch._dynamo.reset()
+        before = torch._dynamo.utils.counters["frames"]["total"]
+        kept_bytes_and_gradients(policy_with({"kernels": "compile", "checkpointing": kind}, num_layers=layers), samples)
+        compiled.append(torch._dynamo.utils.counters["frames"]["total"] - before)
+    assert compiled[0] == compiled[1] > 0
 
 
 @pytest.mark.parametrize("kind", ["selective", "full"])

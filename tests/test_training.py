@@ -16,6 +16,7 @@ from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
 from gspo.training.packing import TrainingError, make_micro_batches
 from gspo.training.policy import ModelError, Policy, load_policy
+from gspo.training.scoring import score_trajectories
 from gspo.training.update import Skips, pack_minibatches, update
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 4, 6]
@@ -175,6 +176,34 @@ def test_looking_ahead_leaves_out_what_is_clipped_and_makes_the_same_updates(tmp
     assert told.losses == pytest.approx(said.losses, rel=1e-4, abs=1e-6)
     clipped = [ratio_metrics(x.ratios)["clip/sequence_by_minibatch"] for x in (said, told)]
     assert clipped[0] == clipped[1] and min(clipped[0]) > 0.2
+
+
+def test_what_was_looked_at_goes_back_with_the_gradient_that_was_seen_however_it_is_packed(tmp_path, monkeypatch):
+    """In bfloat16 sequences packed otherwise have other log-probabilities, by enough to move s as far as the clip range."""
+    policy, rng = tiny_policy("bfloat16", hidden_size=256, num_layers=6), np.random.default_rng(0)
+    some = [t for g in "abcdefgh" for t in group_of(rng, g, 20, rng.integers(20, 80, 4).tolist())]
+    scores = score_trajectories(policy, some, token_budget=400)
+    some = [replace(t, engine_logprobs=scores[t.id] - (9.0 if i % 2 else 0.0)) for i, t in enumerate(some)]
+    config = tiny_config(
+        tmp_path,
+        model__dtype="bfloat16",
+        rollout__old_logprobs="trainer",
+        rollout__correction={"level": "sequence_mean", "mode": "mask", "low": 0.5, "high": 2.0},  # of every other one
+        training__minibatches=2,
+        training__micro_batch_tokens=400,
+    )
+    parts = pack_minibatches(some, config, seed=0, device=policy.device)
+    monkeypatch.setattr(Optimizer, "step", lambda self: 1.0)  # weights stay where they are: s is 1
+    seen = []
+    for share in (2.0, 0.0):
+        gradients: list[torch.Tensor] = []
+        monkeypatch.setattr(Optimizer, "backward", lambda self, out, grad, all=gradients: all.append(grad[grad != 0]))
+        monkeypatch.setattr(update_module, "LOOK_AHEAD_FROM", share)
+        out = update(policy, Optimizer(policy.trainable, config.training, 9), parts, config, Skips())
+        assert out.looked_ahead == (share == 0)
+        seen.append(torch.cat(gradients).sort().values)
+    assert len(seen[0]) == sum(t.num_trained for t in some[::2])
+    assert torch.equal(*seen)
 
 
 def test_nothing_is_looked_at_ahead_where_clipped_sequences_have_a_gradient(tmp_path, monkeypatch):

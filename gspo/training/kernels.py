@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -63,7 +64,21 @@ def checkpoint_layers(backbone: nn.Module, kind: str) -> None:
         block = layer if kind == "full" else getattr(layer, "mlp", None)
         if block is None:
             raise KernelError(f'{setting}: {type(layer).__name__} has no block named mlp: use "full" or "none"')
-        block.forward = functools.partial(_checkpointed, block.forward)
+        own = getattr(block.forward, "__func__", None)
+        if own is None:  # compiled: a function of this layer alone, and what surrounds it is not looked into
+            block.forward = functools.partial(_checkpointed, block.forward)
+        else:
+            block.forward = MethodType(_checkpointing(own), block)
+
+
+@functools.cache
+def _checkpointing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """One method for all blocks of a kind: a compiled layer around them would be compiled anew for each other one."""
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return _checkpointed(forward, *args, **kwargs)
+
+    return checkpointed
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

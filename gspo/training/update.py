@@ -120,8 +120,8 @@ def update(
         if i and _may_look_ahead(policy, config) and _clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
             out.looked_ahead += 1
             passes = [_forward(policy, part, *one, config, out, train=False) for one in todo]
-            for micro, old_T in _unclipped(passes, config):
-                _accumulate(policy, optimizer, part, micro, old_T, config, out)
+            for micro, grad_T in _moving(passes, config):
+                optimizer.backward(policy.score(micro)[0], grad_T)
         else:
             passes = [_accumulate(policy, optimizer, part, *one, config, out) for one in todo]
         if policy.shards:
@@ -199,8 +199,6 @@ class Pass:
     """A forward pass over a micro-batch, and what the loss makes of it."""
 
     micro: MicroBatch
-    old_T: Tensor | None
-    """As it was given."""
     logp_T: Tensor
     """Log-probabilities of the trained tokens."""
     grad_T: Tensor
@@ -252,12 +250,11 @@ def _forward(
     leaf_T = logp_T.detach().requires_grad_()  # so that the loss's own gradient is found without a pass through the model
     engine_T = engine_logprobs(micro)
     trainer_T = logp_T.detach() if old_T is None else (old_T if out.recomputed else None)
-    below_T = old_T
-    if below_T is None:
-        below_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
+    if old_T is None:
+        old_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
     try:
         check_finite("engine's log-probability", engine_T, micro.sequence_T, torch.ones_like(micro.sequence_T).bool())
-        batch, weights = _corrected(_objective_batch(micro, below_T, part), trainer_T, engine_T, config)
+        batch, weights = _corrected(_objective_batch(micro, old_T, part), trainer_T, engine_T, config)
         result = algorithm.function(leaf_T, batch, clip, loss_kl(config))
     except NonFiniteError as error:
         raise TrainingError(
@@ -267,7 +264,7 @@ def _forward(
     (grad_T,) = torch.autograd.grad(result.loss, leaf_T)
     ids = tuple(t.id for t in micro.trajectories)
     ratios = observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
-    return Pass(micro, old_T, logp_T, grad_T, result.loss.detach(), ratios)
+    return Pass(micro, logp_T, grad_T, result.loss.detach(), ratios)
 
 
 def _may_look_ahead(policy: Policy, config: Config) -> bool:
@@ -285,24 +282,32 @@ def _clipped_share(ratios: Sequence[Ratios]) -> float:
     return clipped / total if total else 0.0
 
 
-def _unclipped(passes: Sequence[Pass], config: Config) -> list[tuple[MicroBatch, Tensor | None]]:
-    """The sequences with a gradient, packed anew, with their old log-probabilities."""
-    live: list[Trajectory] = []
-    old: dict[str, Tensor] = {}
+def _moving(passes: Sequence[Pass], config: Config) -> list[tuple[MicroBatch, Tensor]]:
+    """The sequences with a gradient, packed anew, with the gradient that was found of their log-probabilities.
+
+    It is not found again: packed otherwise a log-probability is rounded otherwise, in bfloat16 by enough to move s by the
+    clip range, while those that were looked at stood in the very micro-batches of the old ones.
+    """
+    live: dict[str, tuple[Trajectory, Tensor]] = {}
     for one in passes:
-        assert one.old_T is not None
         trajectories = one.micro.trajectories
-        parts_S = one.old_T.split([t.num_trained for t in trajectories])
-        moves_S = torch.zeros_like(one.grad_T[: len(trajectories)]).index_add(0, one.micro.sequence_T, one.grad_T.abs())
-        for t, part_T, moves in zip(trajectories, parts_S, (moves_S > 0).tolist(), strict=True):
+        by_sequence = one.grad_T.split([t.num_trained for t in trajectories])
+        moves_S = torch.zeros(len(trajectories), device=one.grad_T.device).index_add(
+            0,
+            one.micro.sequence_T,
+            (one.grad_T != 0).float(),  # NaN moves too: the step has to find it
+        )
+        for t, grad_T, moves in zip(trajectories, by_sequence, moves_S.tolist(), strict=True):
             if moves:
-                live.append(t)
-                old[t.id] = part_T
+                live[t.id] = t, grad_T
     if not live:
         return []
-    device, budget = passes[0].logp_T.device, config.training.micro_batch_tokens
-    packed = make_micro_batches(live, token_budget=budget, device=device)
-    return [(micro, torch.cat([old[t.id] for t in micro.trajectories])) for micro in packed]
+    packed = make_micro_batches(
+        [t for t, _ in live.values()],
+        token_budget=config.training.micro_batch_tokens,
+        device=passes[0].grad_T.device,
+    )
+    return [(micro, torch.cat([live[t.id][1] for t in micro.trajectories])) for micro in packed]
 
 
 def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
