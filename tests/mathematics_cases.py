@@ -126,7 +126,7 @@ CASES = [
     ("plus-minus", r"x = \pm 5", "±5", True, ""),
     ("plus-minus", r"3 \pm \sqrt{2}", r"3 - \sqrt{2}, 3 + \sqrt{2}", True, ""),
     ("plus-minus", r"\pm 1, \pm 2", "-2, -1, 1, 2", True, ""),
-    ("plus-minus", r"\frac{-1 \pm \sqrt{5}}{2}", r"\frac{-1+\sqrt{5}}{2} \text{ or } \frac{-1-\sqrt{5}}{2}", True, "", WRONG),
+    ("plus-minus", r"\frac{1 \pm \sqrt5}{2}", r"\frac{1+\sqrt5}{2} \text{ or } \frac{1-\sqrt5}{2}", True, "", WRONG),
     ("plus-minus", r"\pm 5", "5", False, "one of two"),
     ("plus-minus", "5", r"\pm 5", False, "one too many"),
     ("plus-minus", r"\pm 2021", "2021", False, ""),

@@ -56,7 +56,7 @@ class MathReward(RewardConfig):
     memory_mib: int = Field(default=1024, ge=256)
     """MiB of address space of a worker process; an answer that needs more scores 0. A worker alone takes 100."""
     num_workers: int = Field(default=2, ge=1)
-    """Worker processes for each process that trains. 2: over 1,000 short answers a second, and a core left while one hangs."""
+    """Worker processes for each process that trains. 2: one hanging answer does not stop the others."""
     max_characters: int = Field(default=2000, ge=1)
     """Characters of a box beyond which an answer scores 0 unread. 2,000: the longest of the MATH answers has 160."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import MathReward
 from ..types import Sample, Score
-from .verifier import Verifier, quoted
+from .verifier import RewardError, Verifier, quoted
 from .workers import Limits, Outcome, Pool, shared_pool
 
 JUDGE = "gspo.rewards.isolated.equality:judge"
@@ -29,19 +29,21 @@ def math(config: MathReward) -> Verifier:
     limit itself, is an exception, and a worker that fails by itself a `workers.WorkerError`. Works in any thread. The
     limits are of each answer; see `workers.Pool` for what they do not cover.
     """
-    court = Court(shared_pool(JUDGE, Limits(config.timeout_s, config.memory_mib, config.num_workers)), config.max_characters)
+    court = Court(
+        shared_pool(JUDGE, Limits(config.timeout_s, config.memory_mib, config.num_workers)), config.max_characters
+    )
 
     def function(samples: Sequence[Sample]) -> list[Score]:
         boxes = [last_boxed(sample.text) for sample in samples]
         golds = [gold_text(sample.answer) for sample in samples]
+        pairs = [None if box is None else (gold, box) for gold, box in zip(golds, boxes, strict=True)]
+        verdicts = court.verdicts([pair for pair in pairs if pair is not None])
         for sample, wrong in zip(samples, court.wrong_with(golds), strict=True):
             if wrong:
                 error = ValueError(f"the gold answer {quoted(sample.answer)} {wrong}")
                 error.add_note(f"at sample {sample.id}")
                 raise error
-        asked = [(gold, box) for gold, box in zip(golds, boxes, strict=True) if box is not None]
-        verdicts = court.verdicts(asked)
-        return [_score(s, b, verdicts.get((g, b))) for s, g, b in zip(samples, golds, boxes, strict=True)]
+        return [_score(s, pair, pair and verdicts[pair]) for s, pair in zip(samples, pairs, strict=True)]
 
     def gold_check(answer: Any, columns: Mapping[str, Any]) -> str | None:
         if answer is None:
@@ -82,9 +84,22 @@ class Court:
                 asked.append(pair)
         outcomes = self.pool.run([{"gold": gold, "answer": answer} for gold, answer in asked])
         for pair, outcome in zip(asked, outcomes, strict=True):
-            found[pair] = _verdict(pair, outcome)
-            self._remember(self._pairs, pair, found[pair])
+            found[pair] = self._hear(pair, outcome)
         return found
+
+    def _hear(self, pair: tuple[str, str], outcome: Outcome) -> tuple[bool, str]:
+        """The verdict of a worker, remembered unless it is a limit: on a busy machine that may be another the next time."""
+        if outcome.limit:
+            return False, outcome.limit
+        if outcome.error:
+            (wrong,) = self.wrong_with([pair[0]])
+            if not wrong:  # an answer's own exceptions are verdicts of the worker's
+                raise RewardError(f"the worker failed to compare {quoted(pair[1])} with {quoted(pair[0])}: {outcome.error}")
+            return False, wrong
+        self._remember(self._golds, pair[0], outcome.result["wrong"])
+        verdict = (outcome.result.get("equal", False), outcome.result.get("why", ""))
+        self._remember(self._pairs, pair, verdict)
+        return verdict
 
     def _recall(self, memory: OrderedDict[Any, Any], key: Any) -> Any:
         with self._lock:
@@ -100,7 +115,7 @@ class Court:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, or None if there is none or its braces never close.
+    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, or None without one, or if it never closes.
 
     The last is the one that begins last, so of nested boxes the inner one. Without braces (`\\boxed 42`) it is what
     stands up to the next white space or end of the formula.
@@ -129,18 +144,12 @@ def gold_text(answer: Any) -> str:
     return text if box is None else box
 
 
-def _verdict(pair: tuple[str, str], outcome: Outcome) -> tuple[bool, str]:
-    if outcome.error:
-        raise ValueError(f"comparing {quoted(pair[1])} with the gold answer {quoted(pair[0])} failed: {outcome.error}")
-    if outcome.limit:
-        return False, outcome.limit
-    return outcome.result["equal"], outcome.result["why"]
-
-
-def _score(sample: Sample, box: str | None, verdict: tuple[bool, str] | None) -> Score:
-    if box is None or verdict is None:
-        return Score(0.0, "its last \\boxed{} is not closed" if _BOX.search(sample.text) else "the response has no \\boxed{}")
+def _score(sample: Sample, pair: tuple[str, str] | None, verdict: tuple[bool, str] | None) -> Score:
+    if pair is None or verdict is None:
+        return Score(
+            0.0, "its last \\boxed{} is not closed" if _BOX.search(sample.text) else "the response has no \\boxed{}"
+        )
     equal, why = verdict
     if not equal and why:
-        return Score(0.0, f"{quoted(box)} {why}")
-    return Score(float(equal), f"{quoted(box)} {'equals' if equal else 'is not'} {quoted(sample.answer)}")
+        return Score(0.0, f"{quoted(pair[1])} {why}")
+    return Score(float(equal), f"{quoted(pair[1])} {'equals' if equal else 'is not'} {quoted(sample.answer)}")

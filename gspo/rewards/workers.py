@@ -30,7 +30,7 @@ from .verifier import RewardError
 BATCH = 32
 """Most questions sent to a worker at once: a round trip costs more than a short answer."""
 BATCH_BYTES = 32_000
-"""Most bytes of a batch of several questions: they must fit into a pipe (64 KiB), or sending would wait for one that hangs."""
+"""Most bytes of a batch of several questions: they fit into a pipe, so that sending never waits for one that hangs."""
 START_S = 120.0
 """Seconds in which a worker must be ready: a cold disk may need some, and a hang must not be for ever."""
 RECYCLE = 20_000

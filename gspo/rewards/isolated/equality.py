@@ -24,7 +24,10 @@ warnings.simplefilter("ignore")
 DIGITS = 50
 """Digits to which constants are computed: two that agree in all but the last ten are taken as equal."""
 
-Exact = sympy.Basic | sympy.MatrixBase
+NO_LIMIT = 0
+"""To math-verify: its time limit, a signal, stays off; the parent has a hard one."""
+ROUGHLY = 1e-5
+"""Relative difference beyond which two functions differ at a point, decimals that were rounded included."""
 
 _AS_WRITTEN = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
@@ -39,15 +42,18 @@ class Unreadable(Exception):
 
 
 def judge(question: dict[str, Any]) -> dict[str, Any]:
-    """{"gold"} -> {"wrong": what is wrong with the gold answer, or ""}; {"gold", "answer"} -> {"equal", "why"}.
+    """{"gold"} -> {"wrong": what is wrong with the gold answer, or ""}; {"gold", "answer"} -> {"wrong", "equal", "why"}.
 
-    `why` is empty, or says that the answer cannot be read. A gold answer that cannot be read raises; what an answer
-    makes sympy raise counts as not equal, since gold answers have been compared with themselves before.
+    `why` is empty, or says that the answer cannot be read. What an answer makes sympy raise counts as not equal, since
+    the gold answer has been computed, and compared with itself, before.
     """
     gold = question["gold"]
-    if "answer" not in question:
-        return {"wrong": _wrong_with(gold)}
-    node = _read(gold)
+    if (wrong := _wrong_with(gold)) or "answer" not in question:
+        return {"wrong": wrong}
+    return {"wrong": "", **_compared(_read(gold), question)}
+
+
+def _compared(node: Node, question: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"equal": _chosen(node, question["answer"]) or equal(node, _read(question["answer"])), "why": ""}
     except Unreadable:
@@ -68,10 +74,13 @@ def equal(gold: Node, answer: Node) -> bool:
     raise TypeError(f"no rule for {type(gold).__name__} and {type(answer).__name__}")
 
 
+@lru_cache(maxsize=4096)
 def _wrong_with(gold: str) -> str:
     try:
         node = _read(gold)
-        return "" if equal(node, _read(gold)) else "does not equal itself"
+        for formula in _formulas(node):
+            _computed(formula)
+        return "" if equal(node, node) else "does not equal itself"
     except Unreadable:
         return "cannot be read as mathematics"
 
@@ -158,7 +167,7 @@ def _several(gold: Node, answer: Node) -> bool:
     if one is None or two is None or ("list" in (one.kind, two.kind) and "one" in (one.kind, two.kind)):
         return False
     kinds = {one.kind, two.kind}
-    if kinds <= {"list", "()"} and "()" in kinds or len(kinds) == 1 and kinds <= _SAME_ORDER:
+    if (kinds <= {"list", "()"} and "()" in kinds) or (len(kinds) == 1 and kinds <= _SAME_ORDER):
         return len(one.items) == len(two.items) and all(map(equal, one.items, two.items))
     if kinds == {"list"} and _all_named(one) != _all_named(two):
         return len(one.items) == len(two.items) and all(map(equal, one.items, two.items))
@@ -198,7 +207,9 @@ def _covers(wanted: Sequence[Node], given: Sequence[Node], once: bool = False) -
 
 def _matrices(gold: Node, answer: Node) -> bool:
     if not (isinstance(gold, Matrix) and isinstance(answer, Matrix)):
-        return not isinstance(gold, Formula | Number) and not isinstance(answer, Formula | Number) and _several(gold, answer)
+        return (
+            not isinstance(gold, Formula | Number) and not isinstance(answer, Formula | Number) and _several(gold, answer)
+        )
     if gold.fence != answer.fence or [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
         return False
     return all(equal(a, b) for r, s in zip(gold.rows, answer.rows, strict=True) for a, b in zip(r, s, strict=True))
@@ -248,7 +259,11 @@ def _formulas_agree(gold: Node, answer: Node) -> bool:
     a, b = _exact(gold), _exact(answer)
     if a is not None and b is not None:
         return _same_constant(a, b)
-    return (a is None) == (b is None) and _verified(gold.latex, answer.latex) or _cancels(gold.latex, answer.latex)
+    if (a is None) != (b is None):
+        return _cancels(gold.latex, answer.latex)
+    f, g = _sympy(gold.latex)[0], _sympy(answer.latex)[0]
+    known = _same_function(f, g) if isinstance(f, sympy.Expr) and isinstance(g, sympy.Expr) else None
+    return _verified(gold.latex, answer.latex) if known is None else known
 
 
 def _cancels(gold: str, answer: str) -> bool:
@@ -267,17 +282,23 @@ def _exact(node: Node) -> Any:
     """The constant that a node is, its decimals as the fractions that are written; None if it holds symbols."""
     if isinstance(node, Number):
         return sympy.Rational(node.value.numerator, node.value.denominator)
-    found = _sympy(node.latex)[0] if isinstance(node, Formula) else None
+    return _computed(node.latex)[0] if isinstance(node, Formula) else None
+
+
+@lru_cache(maxsize=4096)
+def _computed(latex: str) -> tuple[Any, Any]:
+    """The constant that a formula is, and its value to many digits; (None, None) if it holds symbols."""
+    found = _sympy(latex)[0]
     if not isinstance(found, sympy.Expr):
-        return None
+        return None, None
     found = found.xreplace({s: sympy.I for s in found.free_symbols if str(s) == "i"})  # math-verify leaves a symbol
     if not found.is_number:
-        return None
-    return found.replace(lambda e: isinstance(e, sympy.Float), lambda e: sympy.Rational(str(e)))
+        return None, None
+    found = found.replace(lambda e: isinstance(e, sympy.Float), lambda e: sympy.Rational(str(e))).doit()
+    return found, sympy.N(found, DIGITS)
 
 
 def _same_constant(a: Any, b: Any) -> bool:
-    a, b = a.doit(), b.doit()
     if a == b:
         return a is not sympy.nan and a is not sympy.zoo
     if not (a.is_finite and b.is_finite):
@@ -288,11 +309,24 @@ def _same_constant(a: Any, b: Any) -> bool:
     return bool(abs(x - y) <= abs(y) * sympy.Float(10) ** (10 - DIGITS))
 
 
+def _same_function(a: Any, b: Any) -> bool | None:
+    """Of two expressions with symbols: False if their values differ, True if they expand to the same, else None.
+
+    It is a short way: math-verify's simplification, to which None leads, takes ten times as long.
+    """
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    point = {s: sympy.Rational(p, 7) for s, p in zip(symbols, (11, 17, 23, 31, 37, 43), strict=False)}
+    x, y = (sympy.N(e.xreplace(point), 20) for e in (a, b))
+    if x.is_Float and y.is_Float and abs(x - y) > ROUGHLY * max(abs(x), abs(y)):
+        return False
+    return True if sympy.expand(a - b) == 0 else None
+
+
 @lru_cache(maxsize=4096)
 def _sympy(latex: str) -> list[Any]:
     """math-verify's readings of a formula. Raises Unreadable if it found only a string, or failed."""
     try:
-        found = parse(f"\\boxed{{{latex}}}", _LATEX, parsing_timeout=None, raise_on_error=True)
+        found = parse(f"\\boxed{{{latex}}}", _LATEX, parsing_timeout=NO_LIMIT, raise_on_error=True)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:
@@ -304,8 +338,8 @@ def _sympy(latex: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _verified(gold: str, answer: str) -> bool:
-    readings = [[r for r in _sympy(latex) if not isinstance(r, str)] for latex in (gold, answer)]
-    return bool(verify(*readings, timeout_seconds=None, raise_on_error=True))
+    a, b = ([r for r in _sympy(latex) if not isinstance(r, str)] for latex in (gold, answer))
+    return bool(verify(a, b, timeout_seconds=NO_LIMIT, raise_on_error=True))
 
 
 _RULES: tuple[tuple[type, Any], ...] = (

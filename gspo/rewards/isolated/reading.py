@@ -29,21 +29,32 @@ _SYMBOL = re.compile(
     r"(?:[a-zA-Z]|\\(?!frac|sqrt|pi|infty|text|log|ln|sin|cos|tan)[a-zA-Z]+)(?:_(?:\w|\{\w+\}|\\text\{\w+\}))?'*"
 )
 _NAME = re.compile(
-    rf"(?:\\angle\s*)?{_SYMBOL.pattern}(?:\^\{{-1\}})?\s*(?:\([\w\s,+-]*\))?|\\angle\s*[A-Z]+|\\text\{{[^{{}}]+\}}|[a-zA-Z][a-zA-Z ]{{2,}}|[A-Z]{{2}}"
+    rf"(?:\\angle\s*)?{_SYMBOL.pattern}(?:\^\{{-1\}})?\s*(?:\([\w\s,+-]*\))?|\\angle\s*[A-Z]+"
+    r"|\\text\{[^{}]+\}|[a-zA-Z][a-zA-Z ]{2,}|[A-Z]{2}"
     r"|\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)"
 )
-_MATRIX = re.compile(r"\\begin\s*\{(p|b|v|V|B|)(?:small)?(matrix|array)\}(?:\{[lcr|\s]*\})?(.*)\\end\s*\{\1(?:small)?\2\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"\\begin\s*\{(p|b|v|V|B|)(?:small)?(matrix|array)\}(?:\{[lcr|\s]*\})?(.*)\\end\s*\{\1(?:small)?\2\}", re.DOTALL
+)
 _COLON = re.compile(r"\d+(?:\s*:\s*\d+(?:\.\d+)?)+")
 _FUNCTION = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt max min gcd lcm det mod deg pi frac".split()
+    (
+        *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),
+        *("log", "ln", "exp", "sqrt", "max", "min", "gcd", "lcm", "det", "mod", "deg", "pi", "frac"),
+    )
 )
 _REALS = frozenset({r"\mathbb{R}", r"\Reals", "all real numbers", "R"})
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?!\d)"
 _PLAIN = re.compile(rf"(-|\+)?\s*({_INTEGER}|(?=\.\d))(\.\d*)?(?:[eE]([+-]?\d+))?")
-_POWER = re.compile(r"(.*?\d)\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|\(\s*([+-]?\d+)\s*\)|([+-]?\d+))")
+_POWER = re.compile(
+    r"(.*?\d)\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|\(\s*([+-]?\d+)\s*\)|([+-]?\d+))"
+)
 _SMALL = r"(\d+(?:\.\d+)?)"
-_RATIO = re.compile(rf"(-|\+)?\s*(?:(\d+)(?:\s+|\s*(?=\\))(?:and )?)?(?:\\frac\{{\s*(-?)\s*{_SMALL}\s*\}}\{{\s*{_SMALL}\s*\}}|{_SMALL}\s*/\s*{_SMALL})")
+_RATIO = re.compile(
+    rf"(-|\+)?\s*(?:(\d+)(?:\s+|\s*(?=\\))(?:and )?)?"
+    rf"(?:\\frac\{{\s*(-?)\s*{_SMALL}\s*\}}\{{\s*{_SMALL}\s*\}}|{_SMALL}\s*/\s*{_SMALL})"
+)
 _REPEATING = re.compile(r"(-)?(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
 _TIMES = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:\\text\{)?\s*([aApP])\.?\s?[mM]\.?\s*\}?")
 
@@ -161,7 +172,7 @@ def _is_bracketed(text: str) -> Node | None:
     inside = text[left : -right if is_set else -1]
     pieces = split(inside, _COMMA)
     kind = "{}" if is_set else text[0] + text[-1]
-    if not all(pieces) or kind == "{}" and not is_set or is_set and re.search(r"\||:|\\mid", inside):
+    if not all(pieces) or (kind == "{}" and not is_set) or (is_set and re.search(r"\||:|\\mid", inside)):
         return None
     if len(pieces) == 1 and not is_set:
         return part(inside)
@@ -172,7 +183,9 @@ def _is_bracketed(text: str) -> Node | None:
 
 def _outward(text: str) -> Node | None:
     """Intervals in the French spelling: `]1, 2[`."""
-    match = re.fullmatch(r"\](?P<a>[^\[\]()]+)[,;](?P<b>[^\[\]()]+)([\[\]])|\[(?P<c>[^\[\]()]+)[,;](?P<d>[^\[\]()]+)\[", text)
+    match = re.fullmatch(
+        r"\](?P<a>[^\[\]()]+)[,;](?P<b>[^\[\]()]+)([\[\]])|\[(?P<c>[^\[\]()]+)[,;](?P<d>[^\[\]()]+)\[", text
+    )
     if match is None:
         return None
     kind = ("(" if match["a"] else "[") + ("]" if match[3] == "]" else ")")
@@ -258,7 +271,11 @@ def _is_word(text: str) -> Node | None:
 
 def _is_prose(run: str, marked: bool) -> bool:
     low = run.lower()
-    if len(run) < 3 or low in _FUNCTION or any(low == f + x for f in ("sin", "cos", "tan", "log", "ln", "sqrt") for x in "xyzabnt"):
+    if (
+        len(run) < 3
+        or low in _FUNCTION
+        or any(low == f + x for f in ("sin", "cos", "tan", "log", "ln", "sqrt") for x in "xyzabnt")
+    ):
         return low in ("no", "up", "on", "is") or (marked and len(run) == 2)
     return marked or (low not in "abcdefghijklmnopqrstuvwxyz" and any(vowel in low for vowel in "aeiouy"))
 
@@ -269,7 +286,7 @@ def _has_letters(text: str) -> bool:
 
 
 def _plain_latex(text: str) -> str:
-    """Where math-verify would misread: thousands separators, degrees inside a function, and an imaginary unit behind a digit."""
+    """Where math-verify would misread: thousands separators, degrees in a function, an imaginary unit behind a digit."""
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"\{?(\d+(?:\.\d+)?)\}?\s*\^\\circ ?", r"{(\1\\cdot\\frac{\\pi}{180})}", text)
     return re.sub(r"(?<=\d)i(?![a-zA-Z])", r" \\cdot i", text)

@@ -13,12 +13,18 @@ _SAME = {
     "in": "inch inches", "ft": "foot feet", "mi": "mile", "yd": "yard", "g": "gram gramme", "kg": "kilogram",
     "s": "second sec", "min": "minute mins", "h": "hour hr hrs", "day": "", "l": "liter litre L", "ml": "milliliter mL",
     "deg": "degree", "rad": "radian", "%": "percent pct percentage", "$": "dollar USD usd bucks", "€": "euro EUR",
-    "£": "pound GBP", "¢": "cent", "mph": "", "lb": "lbs", "oz": "ounce", "N": "newton", "J": "joule", "W": "watt", "V": "volt",
+    "£": "pound GBP", "¢": "cent", "mph": "", "lb": "lbs", "oz": "ounce", "N": "newton", "J": "joule", "W": "watt",
+    "V": "volt",
     "unit": "", "square unit": "", "week": "", "month": "", "year": "yr", "people": "person",
 }  # fmt: skip
 _CANONICAL = {word: unit for unit, words in _SAME.items() for word in (unit, *words.split())}
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_NO_UNIT = frozenset("and or pi sqrt sin cos tan log ln exp frac to mod is times over plus minus i e".split())
+_NO_UNIT = frozenset(
+    (
+        *("and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "frac"),
+        *("to", "mod", "is", "times", "over", "plus", "minus", "i", "e"),
+    )
+)
 
 _TEXT = re.compile(r"(.*[^\s\\])\s*?((?:\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?\s*/?)+)")
 _PLAIN = re.compile(r"([-+]?[\d.,/ ]*\d|.*[}\d])(\s*)([a-zA-Z][a-zA-Z /]*[a-zA-Z]|[a-zA-Z])(\s*\^\s*\{?\d\}?)?")
@@ -59,7 +65,7 @@ def _marked(value: str, unit: str, part: Part) -> Node | None:
 def _unmarked(text: str, part: Part, number: Numeral) -> Node | None:
     """`5 apples`, `12cm`, `7 m^2`: a number, then words that are no mathematics."""
     match = _PLAIN.fullmatch(text)
-    if match is None or (value := number(match[1])) is None and not match[1].endswith("}"):
+    if match is None or ((value := number(match[1])) is None and not match[1].endswith("}")):
         return None
     words = match[3].split()
     if any(word.lower() in _NO_UNIT for word in words):
