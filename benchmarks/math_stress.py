@@ -27,6 +27,10 @@ from gspo.rewards import build, score
 from gspo.types import Completion, Prompt, Sample
 
 TIMEOUT_S = 2.0
+REASON = re.compile(
+    "took longer|needed more|is nested|crashed|is longer|cannot be read|cannot be compared|is not|equals|"
+    "the response has no|its last|$"
+)
 
 
 def samples(texts: list[str]) -> list[Sample]:
@@ -54,14 +58,9 @@ def main(number: int = 10_000, hanging: int = 40) -> None:
     took, after = time.perf_counter() - start, footprint()
     del built
     closed = footprint()
-    reasons = collections.Counter(
-        re.sub(
-            r"^'.*' (?=took|needed|is nested|crashed|is longer|cannot be|is not|equals)|\(.*| '.*", "", s.parts["math"].why
-        )
-        for s in scored
-    )
-    for reason, count in reasons.most_common(20):
-        print(f"{count:6}  {reason[:100]}")
+    reasons = collections.Counter(REASON.findall(s.parts["math"].why)[-2:][0] for s in scored)
+    for reason, count in reasons.most_common():
+        print(f"{count:6}  {reason}")
     print(f"{len(scored):,} answers, {hanging} made to hang, in {took:.1f} s; CPU {sum(os.times()[:4]) - cpu:.1f} s")
     for name, values in {"before": before, "after": after, "pool dropped": closed}.items():
         print(f"{name:13}", values)
