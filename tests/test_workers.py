@@ -61,7 +61,7 @@ def test_a_question_that_hangs_costs_its_own_limit_and_nothing_else(shared, do):
     assert time.monotonic() - start < 6
     assert outcomes[40].limit == "took longer than 1 s"
     assert [o.result["echo"] for i, o in enumerate(outcomes[:-1]) if i != 40] == list(range(200))
-    assert len(children()) <= 2
+    assert len(shared._all) <= 2
 
 
 def test_memory_is_limited_and_the_worker_is_replaced(shared):
@@ -139,7 +139,7 @@ def test_threads_share_the_workers(shared):
         for n, outcomes in zip(range(0, 600, 100), runs, strict=True):
             assert [o.result["echo"] for o in outcomes[:50]] == list(range(n, n + 50))
             assert bool(outcomes[50].limit) == (n == 200)
-    assert len(children()) <= 2
+    assert len(shared._all) <= 2
 
 
 def test_workers_outlive_the_thread_that_started_them():
