@@ -111,7 +111,16 @@ def test_no_module_imports_itself_by_a_detour():
     TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+ISOLATED = "rewards.isolated"
+"""Run by worker processes alone, each for one backend."""
+
+
+def test_what_workers_run_is_imported_by_nothing_else():
+    outside = [path for name, path in MODULES.items() if not name.startswith(ISOLATED)]
+    assert not [(path, line) for path in outside for name, line in imported(path) if "isolated" in name]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not module(p).startswith(ISOLATED)], ids=module)
 def test_backends_are_imported_only_when_used(path):
     for node in on_import(ast.parse(path.read_text())):
         names = []

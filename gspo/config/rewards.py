@@ -46,12 +46,19 @@ class LastNumberReward(RewardConfig):
 
 
 class MathReward(RewardConfig):
-    """1 if math-verify finds the response's last `\\boxed{}` equal to the gold answer, else 0."""
+    """1 if the response's last `\\boxed{}` equals the gold answer by the rules of docs/mathematics.md, else 0."""
 
     type: Literal["math"] = "math"
     """Kind of reward."""
-    timeout_s: int = Field(default=5, gt=0)
-    """Seconds for parsing, and again for comparing, one answer. math-verify's own default."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds on the wall clock for one answer; one that needs more scores 0. 5: a thousand times what a short one needs,
+    so that a busy machine is no reason."""
+    memory_mib: int = Field(default=1024, ge=256)
+    """MiB of address space of a worker process; an answer that needs more scores 0. A worker alone takes 100."""
+    num_workers: int = Field(default=2, ge=1)
+    """Worker processes for each process that trains. 2: one hanging answer does not stop the others."""
+    max_characters: int = Field(default=2000, ge=1)
+    """Characters of a box beyond which an answer scores 0 unread. 2,000: the longest of the MATH answers has 160."""
 
 
 class FormatReward(RewardConfig):

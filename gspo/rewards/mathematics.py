@@ -1,101 +1,155 @@
-"""Mathematical equality, through math-verify."""
+"""Mathematical equality: the last box against the gold answer, in worker processes that may hang or burst."""
 
 from __future__ import annotations
 
+import re
 import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import MathReward
 from ..types import Sample, Score
-from .verifier import RewardError, Verifier, each, quoted
+from .verifier import RewardError, Verifier, quoted
+from .workers import Limits, Outcome, Pool, shared_pool
 
-_BOX = "\\boxed{"
+JUDGE = "gspo.rewards.isolated.equality:judge"
+REMEMBERED = 100_000
+"""Verdicts kept: members of a group often give the same answer, and epochs repeat prompts. Some 30 MB at most."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])[ \t]*")
+_BARE = re.compile(r"(?:[^\s$\\]|\\(?![)\]])(?:[a-zA-Z]+)?|\\[^a-zA-Z)\]])+")
 
 
 def math(config: MathReward) -> Verifier:
-    """1 if math-verify finds the content of the response's last `\\boxed{}` equal to the gold answer, else 0.
+    """1 if the content of the response's last `\\boxed{}` equals the gold answer by docs/mathematics.md, else 0.
 
-    A response without a box, with an unclosed last box, or with one in which there is nothing to parse, scores 0. An
-    exception or timeout of math-verify is an exception here too, never a 0. Raises RewardError outside the main thread,
-    where math-verify's time limit (SIGALRM) cannot work. Not covered: boxes without braces (`\\boxed 5`); a SIGALRM
-    timer of somebody else's is lost; memory is not limited, nor the time of one long operation in C.
+    A response without a box, with an unclosed last box, or with nothing readable in it scores 0; so does an answer that
+    runs into the limits of time, memory or length, with that reason. A gold answer that cannot be read, or runs into a
+    limit itself, is an exception, and a worker that fails by itself a `workers.WorkerError`. Works in any thread. The
+    limits are of each answer; see `workers.Pool` for what they do not cover.
     """
+    court = Court(
+        shared_pool(JUDGE, Limits(config.timeout_s, config.memory_mib, config.num_workers)), config.max_characters
+    )
 
-    def judge(sample: Sample) -> Score:
-        box = last_boxed(sample.text)
-        if box is None:
-            why = "its last \\boxed{} is not closed" if _BOX in sample.text else "the response has no \\boxed{}"
-            return Score(0.0, why)
-        gold, found = _parse(_gold_text(sample.answer), config.timeout_s), _parse(box, config.timeout_s)
-        if not gold:
-            raise ValueError(f"math-verify cannot parse the gold answer {quoted(sample.answer)}")
-        if not found:
-            return Score(0.0, f"math-verify cannot parse {quoted(box)}")
-        right = _verify(gold, found, config.timeout_s)
-        return Score(float(right), f"{quoted(box)} {'equals' if right else 'is not'} {quoted(sample.answer)}")
+    def function(samples: Sequence[Sample]) -> list[Score]:
+        boxes = [last_boxed(sample.text) for sample in samples]
+        golds = [gold_text(sample.answer) for sample in samples]
+        pairs = [None if box is None else (gold, box) for gold, box in zip(golds, boxes, strict=True)]
+        verdicts = court.verdicts([pair for pair in pairs if pair is not None])
+        for sample, wrong in zip(samples, court.wrong_with(golds), strict=True):
+            if wrong:
+                error = ValueError(f"the gold answer {quoted(sample.answer)} {wrong}")
+                error.add_note(f"at sample {sample.id}")
+                raise error
+        return [_score(s, pair, pair and verdicts[pair]) for s, pair in zip(samples, pairs, strict=True)]
 
     def gold_check(answer: Any, columns: Mapping[str, Any]) -> str | None:
         if answer is None:
             return "needs a gold answer, and there is none"
-        try:
-            parsed = _parse(_gold_text(answer), config.timeout_s)
-        except RewardError:
-            raise
-        except Exception as error:  # math-verify's own: it is what is wrong with this answer
-            return f"math-verify fails on the gold answer {quoted(answer)}: {type(error).__name__}: {error}"
-        return None if parsed else f"math-verify cannot parse the gold answer {quoted(answer)}"
+        (wrong,) = court.wrong_with([gold_text(answer)])
+        return f"the gold answer {quoted(answer)} {wrong}" if wrong else None
 
-    return Verifier(each(judge), gold_check)
+    return Verifier(function, gold_check)
+
+
+class Court:
+    """Questions to the pool, each asked once: what was found is remembered for all groups."""
+
+    def __init__(self, pool: Pool, max_characters: int) -> None:
+        self.pool, self.max_characters = pool, max_characters
+        self._golds: OrderedDict[str, str] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, str], tuple[bool, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def wrong_with(self, golds: Sequence[str]) -> list[str]:
+        """What is wrong with each gold answer, as the rest of a sentence, or nothing: [answers] -> [answers]."""
+        found = {gold: wrong for gold in set(golds) if (wrong := self._recall(self._golds, gold)) is not None}
+        asked = [gold for gold in dict.fromkeys(golds) if gold not in found]
+        for gold, outcome in zip(asked, self.pool.run([{"gold": gold} for gold in asked]), strict=True):
+            failed = outcome.error and f"makes its worker fail: {outcome.error}"
+            found[gold] = outcome.limit or failed or outcome.result["wrong"]
+            self._remember(self._golds, gold, found[gold])
+        return [found[gold] for gold in golds]
+
+    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[bool, str]]:
+        """For each pair of gold answer and answer: whether they are equal, and if not, what else there is to say."""
+        found = {pair: verdict for pair in set(pairs) if (verdict := self._recall(self._pairs, pair)) is not None}
+        asked = []
+        for pair in dict.fromkeys(pairs):
+            if len(pair[1]) > self.max_characters:
+                found[pair] = (False, f"is longer than {self.max_characters:,} characters")
+            elif pair not in found:
+                asked.append(pair)
+        outcomes = self.pool.run([{"gold": gold, "answer": answer} for gold, answer in asked])
+        for pair, outcome in zip(asked, outcomes, strict=True):
+            found[pair] = self._hear(pair, outcome)
+        return found
+
+    def _hear(self, pair: tuple[str, str], outcome: Outcome) -> tuple[bool, str]:
+        """The verdict of a worker, remembered unless it is a limit: on a busy machine that may be another the next time."""
+        if outcome.limit:
+            return False, outcome.limit
+        if outcome.error:
+            (wrong,) = self.wrong_with([pair[0]])
+            if not wrong:  # an answer's own exceptions are verdicts of the worker's
+                raise RewardError(f"the worker failed to compare {quoted(pair[1])} with {quoted(pair[0])}: {outcome.error}")
+            return False, wrong
+        self._remember(self._golds, pair[0], outcome.result["wrong"])
+        verdict = (outcome.result.get("equal", False), outcome.result.get("why", ""))
+        self._remember(self._pairs, pair, verdict)
+        return verdict
+
+    def _recall(self, memory: OrderedDict[Any, Any], key: Any) -> Any:
+        with self._lock:
+            if key in memory:
+                memory.move_to_end(key)
+            return memory.get(key)
+
+    def _remember(self, memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+        with self._lock:
+            memory[key] = value
+            if len(memory) > REMEMBERED:
+                memory.popitem(last=False)
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` of a text, or None if there is none or its braces never close."""
-    start = text.rfind(_BOX)
-    if start < 0:
+    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, or None without one, or if it never closes.
+
+    The last is the one that begins last, so of nested boxes the inner one. Without braces (`\\boxed 42`) it is what
+    stands up to the next white space or end of the formula.
+    """
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return None
-    depth, begin, escaped = 1, start + len(_BOX), False
-    for i in range(begin, len(text)):
+    start = boxes[-1].end()
+    if text[start : start + 1] != "{":
+        bare = _BARE.match(text, start)
+        return bare[0].rstrip(".,;") if bare else None
+    depth, escaped = 0, False
+    for i in range(start, len(text)):
         if not escaped:
             depth += {"{": 1, "}": -1}.get(text[i], 0)
         if depth == 0:
-            return text[begin:i]
+            return text[start + 1 : i]
         escaped = text[i] == "\\" and not escaped
     return None
 
 
-def _gold_text(answer: Any) -> str:
+def gold_text(answer: Any) -> str:
+    """A gold answer as text: the content of its last box if it has one, else all of it."""
     text = str(answer)
     box = last_boxed(text)
     return text if box is None else box
 
 
-def _parse(latex: str, timeout_s: int) -> list[Any]:
-    """math-verify's readings of the content of a box; empty if it found no mathematics there, only a string."""
-    from math_verify import LatexExtractionConfig, parse
-
-    wanted = [LatexExtractionConfig()]
-    boxed = f"{_BOX}{latex}}}"
-    found = _limited(lambda: parse(boxed, wanted, parsing_timeout=timeout_s, raise_on_error=True), timeout_s)
-    return found if any(not isinstance(reading, str) for reading in found) else []
-
-
-def _verify(gold: list[Any], found: list[Any], timeout_s: int) -> bool:
-    from math_verify import verify
-
-    return _limited(lambda: verify(gold, found, timeout_seconds=timeout_s, raise_on_error=True), timeout_s)
-
-
-def _limited(work: Callable[[], Any], timeout_s: int) -> Any:
-    """Runs math-verify quietly; its timeout, which is no Exception, becomes a TimeoutError."""
-    from math_verify.errors import TimeoutException
-
-    if threading.current_thread() is not threading.main_thread():
-        raise RewardError("reward math: works in the main thread only, because its time limit is a signal")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sympy's and antlr's, about what a model wrote
-            return work()
-    except TimeoutException:
-        raise TimeoutError(f"math-verify took longer than {timeout_s} s") from None
+def _score(sample: Sample, pair: tuple[str, str] | None, verdict: tuple[bool, str] | None) -> Score:
+    if pair is None or verdict is None:
+        return Score(
+            0.0, "its last \\boxed{} is not closed" if _BOX.search(sample.text) else "the response has no \\boxed{}"
+        )
+    equal, why = verdict
+    if not equal and why:
+        return Score(0.0, f"{quoted(pair[1])} {why}")
+    return Score(float(equal), f"{quoted(pair[1])} {'equals' if equal else 'is not'} {quoted(sample.answer)}")
