@@ -29,6 +29,8 @@ from .kinds import MINIMUM, Kind
 START_S = 60.0
 """Seconds for a process to put up its walls. They take 0.05; 60 is for a machine that is busy with everything else."""
 _STDERR_BYTES = 4096
+_KILLED = frozenset(n for s in (signal.SIGKILL, signal.SIGXCPU, signal.SIGSEGV) for n in (-s, 128 + s))
+"""Exit statuses of a process that met a limit, and of the process that waited for it and says so."""
 
 
 class SandboxError(Exception):
@@ -148,7 +150,10 @@ class Sandbox:
 
     def _believed(self, written: bytes, program: _Process, judge: _Process) -> Verdict:
         if not written:
-            raise SandboxError(f"the judge ended without a verdict: {self._how(judge.status(), b'')}")
+            status = judge.status()
+            if status in _KILLED:  # its limits are the program's: what it computes on are the program's answers
+                return Verdict(False, "the tests were killed by their limits while they worked on the program's answers")
+            raise SandboxError(f"the judge ended without a verdict: {self._how(status, b'')}")
         said = json.loads(written)
         if said["verdict"] == "tests":
             raise SandboxError(f"these tests cannot be run: {said['why']}")
@@ -163,8 +168,8 @@ class Sandbox:
         if status is None:
             return "it had closed its channel and went on"
         number = status - 128 if status > 128 else -status if status < 0 else 0
-        if number in (signal.SIGKILL, signal.SIGXCPU):
-            return f"it was killed, as by the limit of {self.limits.cpu_s} s of computing"
+        if status in _KILLED:
+            return f"it was killed, as by the limits of {self.limits.cpu_s} s of computing or of the stack"
         lines = errors.decode(errors="replace").strip().splitlines()
         what = f"signal {signal.Signals(number).name}" if number in list(signal.Signals) else f"status {status}"
         return f"it ended with {what}" + (f": {lines[-1][:200]}" if lines else "")
@@ -198,7 +203,7 @@ class Sandbox:
             try:
                 yield process
             finally:
-                process.kill()
+                process.close()
 
     def _watch(
         self, processes: Sequence[_Process], pipes: dict[IO[bytes], int], until: IO[bytes] | None
@@ -275,12 +280,16 @@ class _Process:
             return self.popen.wait(1)
         return None
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """End it and its group, and wait until nothing of it is left."""
         with contextlib.suppress(ProcessLookupError):
             if self.popen.poll() is None:
                 os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
+
+    def close(self) -> None:
+        """End it, and close what came from it."""
+        self.end()
         for pipe in (self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()

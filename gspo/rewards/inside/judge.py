@@ -36,6 +36,7 @@ class Program:
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.asked, self.over = channel, 0, ""
+        self.raised: Exception | None = None
 
     def ask(self, ask: str, **question: Any) -> Any:
         """One question and its answer. Raises what the program raised, and _Over if it does not answer."""
@@ -53,7 +54,16 @@ class Program:
         except (ChannelError, TypeError, ValueError) as wrong:
             self.over = f"the program did not answer: {wrong}"
             raise _Over from None
+        self.raised = error
         raise error
+
+    def names(self, names: list[str]) -> dict[str, Any]:
+        """What the program calls by these names. Raises _Over for an answer that is no table of them."""
+        found = self.ask("names", names=names)
+        if not isinstance(found, dict) or not found.keys() <= set(names):
+            self.over = "the program did not answer: names that nobody asked for"
+            raise _Over
+        return found
 
     def send(self, value: Any) -> Any:
         """A value of the tests as a message. Raises _Broken for what cannot leave this process."""
@@ -139,7 +149,7 @@ def judge(spec: dict[str, Any]) -> int:
     except _Broken as error:
         verdict, why = _BROKEN, str(error)
     except BaseException as error:
-        verdict, why = _BROKEN, f"they raised {type(error).__name__}: {error}"
+        verdict, why = _FAILED if program.asked else _BROKEN, f"they raised {_said(error)}"
     if verdict == _PASSED and not program.asked:
         verdict, why = _BROKEN, "they never ask the program for anything"
     os.write(spec["verdict"], json.dumps({"verdict": verdict, "why": (program.over or why)[:500]}).encode())
@@ -177,7 +187,7 @@ def _calls(program: Program, spec: dict[str, Any]) -> str:
 
 
 def _function(program: Program, name: str) -> Any:
-    found = program.ask("names", names=[name, "Solution"])
+    found = program.names([name, "Solution"])
     if name in found or "Solution" not in found:
         return found.get(name)
     return getattr(found["Solution"](), name, None)
@@ -197,19 +207,19 @@ def _assertions(program: Program, spec: dict[str, Any]) -> str:
     setup, tests = (_parsed(spec[key]) for key in ("setup", "tests"))
     space = _given(spec["given"])
     names = _wanted(ast.Module([*setup.body, *tests.body], []), spec["entry_point"], set(space))
-    found = program.ask("names", names=sorted(names))
+    found = program.names(sorted(names))
     if missing := sorted(names - found.keys()):
         return f"the program does not define {', '.join(missing)}"
-    asked = program.asked
+    asked = program.asked - any(type(value) is not StandIn for value in found.values())  # a plain value is an answer
     space |= found | ({"candidate": found[spec["entry_point"]]} if spec["entry_point"] else {})
     try:
         exec(compile(setup, "setup", "exec"), space)
         exec(compile(tests, "tests", "exec"), space)
         if spec["entry_point"] and _defines(tests, "check"):
             space["check"](found[spec["entry_point"]])
-    except ImportError as error:
-        raise _Broken(f"they need a module: {error}") from error
     except Exception as error:
+        if isinstance(error, ImportError) and error is not program.raised:
+            raise _Broken(f"they need a module: {error}") from error
         if program.asked == asked:
             raise _Broken(f"they raised {_said(error)} before the program was asked for anything") from error
         return _failure(error, spec["tests"])
