@@ -3,8 +3,8 @@
     python benchmarks/code_rewards.py FOLDER [--sandbox KIND] [--workers N]
 
 FOLDER holds humaneval/HumanEval.jsonl.gz and mbpp/mbpp.jsonl. Prints a line for each solution that does not pass, counts
-and times of each set, and exits with 1 where fewer pass than should: 164 of 164 and 972 of 974. Beside each solution, a wrong
-one runs (the function returns nothing), and none of those may pass.
+and times of each set, and exits with 1 where fewer pass than should: 164 of 164 and 972 of 974. For each row a wrong
+program runs too (no function, or one that returns nothing), and none of those may pass.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def check(name: str, rows: list[tuple[str, Sample, Sample]], reward: Built, work
     passed, fooled = (sum(verdict.value == 1.0 for verdict, _ in verdicts) for verdicts in (good, bad))
     seconds = sorted(s for _, s in good)
     print(
-        f"{name}: {passed} of {len(rows)} reference solutions pass, {fooled} wrong ones do; {spent:.1f} s with {workers} at "
-        f"a time, a program {statistics.median(seconds):.3f} s (median), {seconds[-1]:.2f} s (longest)"
+        f"{name}: {passed} of {len(rows)} reference solutions pass, {fooled} wrong ones do; {spent:.1f} s with "
+        f"{workers} at a time, a program {statistics.median(seconds):.3f} s (median), {seconds[-1]:.2f} s (longest)"
     )
     return passed >= NEEDED[name] and not fooled
 

@@ -247,7 +247,7 @@ class Sandbox:
         for process in processes:
             said = process.hello(end, self.stop)
             if said != b"R":
-                process.kill()
+                process.end()
                 words = said or process.errors() or b"it ended without a word"
                 raise SandboxError(
                     f"a sandbox of kind {self.kind!r} could not be started: {words.decode(errors='replace')}"

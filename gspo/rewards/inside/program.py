@@ -47,7 +47,9 @@ def _do(question: dict[str, Any], spec: dict[str, Any], namespace: dict[str, Any
         case "set":
             return setattr(things[question["on"]], question["name"], decode(question["value"], things.__getitem__))
         case other:
-            special = getattr(type(things[question["on"]]), other)
+            special = getattr(type(things[question["on"]]), other, None)
+            if special is None:
+                raise TypeError(f"a {type(things[question['on']]).__name__} has no {other}")
             return special(things[question["on"]], *decode(question["args"], things.__getitem__))
 
 
