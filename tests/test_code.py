@@ -4,6 +4,7 @@ import gzip
 import importlib
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -277,3 +278,12 @@ def test_every_row_of_the_data_sets_has_usable_tests():
             read_tests(row["test"], row["entry_point"], None, row["prompt"])
     for row in json.loads((DATA / "code_contests" / "test_rllm.json").read_text()):
         assert isinstance(read_tests(row["tests"]), Pairs)
+
+
+def test_a_fault_stops_the_programs_that_still_run():
+    patient = reward(type="code", cpu_s=60, wall_s=60.0, workers=2)
+    broken, sleeping = sample(ADD, "x = 1", number=0), sample("import time\ntime.sleep(50)", PAIRS, number=1)
+    start = time.monotonic()
+    with pytest.raises(RewardError, match="these tests cannot be run"):
+        score([patient], [broken, sleeping])
+    assert time.monotonic() - start < 20

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,13 @@ def code(config: CodeReward) -> Verifier:
 
     def function(samples: Sequence[Sample]) -> list[Score]:
         mine = sandbox.again()
-        first = {(s.prompt.id, s.text): s for s in reversed(samples)}  # equal responses to a prompt are run once
+        first = {(s.prompt.id, s.text): s for s in samples}  # equal responses to a prompt are run once
         with ThreadPoolExecutor(workers) as pool:
             try:
-                scores = dict(zip(first, pool.map(partial(_judged, config, mine), first.values()), strict=True))
-                return [scores[s.prompt.id, s.text] for s in samples]
+                running = {key: pool.submit(_judged, config, mine, one) for key, one in first.items()}
+                for ended in wait(running.values(), return_when=FIRST_EXCEPTION).done:
+                    ended.result()  # a fault comes first, whoever has it
+                return [running[s.prompt.id, s.text].result() for s in samples]
             except BaseException:  # a fault, or Ctrl-C: what still runs would be waited for
                 mine.stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -63,7 +63,7 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 
 
 def python(kind: Kind) -> list[str]:
-    """The command that starts a sandboxed process, without its last word, the descriptor on which it says that it stands."""
+    """The command that starts a sandboxed process, but for its last word, where to say that it stands."""
     inside = "/sandbox" if kind == "bubblewrap" else str(_INSIDE.parent)
     return [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, inside]
 
