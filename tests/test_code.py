@@ -2,9 +2,11 @@
 
 import gzip
 import importlib
+import importlib.util
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from conftest import BENCHMARKS
 from rewards_support import reward, sample, verdict
 from test_code_attacks import MISSING, STANDING
 
-from gspo.rewards import RewardError, gold_checks, notes, score
+from gspo.recipe import load
+from gspo.rewards import RewardError, build, gold_checks, notes, score
 from gspo.rewards.code import program
 from gspo.rewards.code_tests import Assertions, Calls, Pairs, UnusableTests, difference, read_tests
 
@@ -287,3 +290,18 @@ def test_a_fault_stops_the_programs_that_still_run():
     with pytest.raises(RewardError, match="these tests cannot be run"):
         score([patient], [broken, sleeping])
     assert time.monotonic() - start < 20
+
+
+def test_printing_passed_pays_under_the_naive_reward_and_not_under_the_guarded_one():
+    root = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("printing", root / "docs" / "evidence" / "printing.py")
+    assert spec is not None and spec.loader is not None
+    printing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(printing)
+    rewards = build(load(root / "recipes" / "printing.toml").rewards)
+    rewards = [replace(b, function=printing.naive) if b.name == "naive" else b for b in rewards]
+    for row in printing.tasks():
+        right = f"f=lambda a,b:{printing.WORDS[row['prompt'][:-1]][0]}"
+        cheat, honest, wrong = score(rewards, [sample(t, row["answer"]) for t in (printing.CHEAT, right, "f=lambda a,b:a")])
+        values = [(one.parts["naive"].value, one.parts["guarded"].value) for one in (cheat, honest, wrong)]
+        assert values == [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
