@@ -77,6 +77,11 @@ def test_no_attack_on_a_check_function_scores(code, name):
     fails(code, ASSERTION_ATTACKS[name], CHECK, entry_point="add")
 
 
+def test_answers_on_which_the_tests_compute_for_ever_are_the_programs_fault():
+    built = reward(**SETTINGS | {"wall_s": 60.0})
+    assert "killed by their limits" in fails(built, "def f(): return 10 ** 14", "assert sum(range(f())) == 5")
+
+
 KIND_ATTACKS = (
     "reads_other_memory", "searches_files_for_tests", "forks", "spawns", "opens_a_socket", "signals_others",
     "fills_the_disk", "makes_a_million_files", "eats_memory_slowly", "unshares", "mounts",
