@@ -25,7 +25,7 @@ from .reporting.records import RunRecords
 from .reporting.rollouts import reward_metrics, rollout_metrics, sample_lines
 from .reporting.terminal import Terminal
 from .reporting.trackers import Trackers, open_trackers
-from .rewards import Built, RewardError, build, score
+from .rewards import Built, RewardError, build, notes, score
 from .rollout.collect import collect
 from .rollout.engine import Engine, EngineError, sample_seed
 from .rollout.engines import open_engine, open_probe, prove
@@ -314,6 +314,8 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
         signals = stack.enter_context(Signals(world))
         silent = not world.is_main
         terminal = stack.enter_context(Terminal(config.name, config.training.steps, done=done, title=title, silent=silent))
+        for said in notes(rewards):
+            terminal.note(said)
         if warning := clip_warning(config.objective.name, chosen_clip(config)):
             terminal.note(f"warning: {warning}")
         weights = found.model if found and config.model.lora is None else start

@@ -59,7 +59,23 @@ def draw_precisions(name: str) -> None:
     figure.savefig(HERE / f"{name}.png", dpi=110)
 
 
+def draw_printing(name: str) -> None:
+    """What the naive and the guarded reward say of the same responses, in a run that trains on each."""
+    table = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, trained in zip(axes, ("naive", "guarded"), strict=True):
+        run = [row for row in table if row["trained"] == trained]
+        for reward in ("naive", "guarded"):
+            ax.plot([row["step"] for row in run], [row[reward] for row in run], label=f"{reward} reward")
+        ax.set(title=f"trained on the {trained} reward", xlabel="step", ylim=(0, 1.02))
+    axes[0].set(ylabel="share of responses")
+    axes[1].legend(frameon=False, loc="lower right")
+    figure.savefig(HERE / f"{name}.png", dpi=110)
+
+
 if __name__ == "__main__":
+    draw_printing("printing")
     draw_precisions("vllm-precisions")
     for name, (title, goal) in FIGURES.items():
         draw(name, title, goal)

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from .model import CreateConfig, LoraConfig, ModelConfig
 from .rewards import (
+    CodeReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -43,6 +44,7 @@ from .training import (
 __all__ = [
     "AdvantageConfig",
     "CheckpointConfig",
+    "CodeReward",
     "ColdStartConfig",
     "Config",
     "CorrectionConfig",

@@ -95,6 +95,49 @@ class LengthPenalty(RewardConfig):
         return self
 
 
+class CodeReward(RewardConfig):
+    """1 if the program in the response passes all tests of its row in a sandbox, else 0.
+
+    The program is the last closed fenced block. Tests are input/output pairs (`{"inputs": [...], "outputs": [...]}`, with
+    `"fn_name"` for calls instead of standard input; a list of `{"input": ..., "output": ...}`), or Python with assertions,
+    as text or a list of texts. docs/sandbox.md has the walls and their gaps.
+    """
+
+    type: Literal["code"] = "code"
+    """Kind of reward."""
+    tests: str | None = None
+    """Column with the tests. None: the gold answer."""
+    entry_point: str = "entry_point"
+    """Column with the name of the function that the tests call; rows without it have none, and names that only the
+    program can define are looked for."""
+    setup: str = "test_setup_code"
+    """Column with Python that runs before the assertions; rows without it have none."""
+    given: str | None = None
+    """Column with Python that stands before the program, HumanEval's `prompt`: its imports and helpers are there for the
+    program and, out of its reach, for the tests. A response without the entry point continues it."""
+    fence: Literal["optional", "required"] = "optional"
+    """Whether a response without a fenced block is a program as a whole, or scores 0. Optional: base models write none."""
+    compare: Literal["tokens", "lines", "exact"] = "tokens"
+    """When outputs are equal: same words whatever the white space, same lines up to white space at their ends, or same
+    bytes. Tokens: what most judges of contests do."""
+    tolerance: float = Field(default=1e-6, ge=0, lt=1)
+    """Error, absolute or relative, of words that the expected output writes with a point or exponent, by `tokens`.
+    1e-6: what contests ask for."""
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "landlock", "filter", "limits"] = "auto"
+    """The walls. Auto: the first of bubblewrap, namespaces and landlock that stands here, or no training. `filter` lets
+    programs read this machine's files; `limits` lets them do anything but hang, so only where nothing is of worth."""
+    cpu_s: int = Field(default=10, gt=0)
+    """Seconds of computing, of each program and pair. 10: reference solutions of HumanEval and MBPP need less than 3."""
+    wall_s: float = Field(default=20.0, gt=0)
+    """Seconds by the clock. Twice cpu_s, since others use the machine too."""
+    memory_mib: int = Field(default=1024, ge=64)
+    """Address space. 1024: room for a thread with a stack of 512 MiB, a habit of contest programs."""
+    output_kib: int = Field(default=1024, gt=0)
+    """Most that a program may write to its standard output or error. 1024: expected outputs of contests stay below."""
+    workers: int | None = Field(default=None, gt=0)
+    """Programs that run beside each other. None: as many as this process has CPU cores."""
+
+
 class FunctionReward(RewardConfig):
     """Your own function: takes a list of samples, returns a number, a Score or None (abstain) for each."""
 
@@ -114,6 +157,7 @@ Reward = Annotated[
     | FormatReward
     | ReasoningGymReward
     | LengthPenalty
+    | CodeReward
     | FunctionReward,
     Field(discriminator="type"),
 ]

@@ -9,7 +9,7 @@ from ..config import Config
 from ..prompts import load_prompts
 from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
-from ..rewards import build
+from ..rewards import build, notes
 from ..rollout.engines import open_engine, open_probe, prove
 from ..training import checkpoint
 from ..training.policy import load_policy, require_length
@@ -30,6 +30,8 @@ def evaluate_model(config: Config, model: Path | None) -> str:
         policy = load_policy(config.model, temperature=config.evaluation.temperature or 1.0, seed=config.seed, path=path)
         require_length(policy, config)
         rewards = build(config.rewards)
+        for said in notes(rewards):
+            terminal.note(said)
         prompts = load_prompts(
             config.evaluation.data,
             policy.tokenizer,

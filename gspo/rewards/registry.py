@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..config import (
+    CodeReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -19,6 +20,7 @@ from ..config import (
     reward_name,
 )
 from ..functions import FunctionError, check_arguments, load_function
+from .code import code
 from .gym import reasoning_gym
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
@@ -43,6 +45,7 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     FormatReward: form,
     ReasoningGymReward: reasoning_gym,
     LengthPenalty: length_penalty,
+    CodeReward: code,
     FunctionReward: own_function,
 }
 
@@ -52,13 +55,18 @@ def build(rewards: Sequence[RewardConfig]) -> list[Built]:
     return [_built(config, BUILDERS[type(config)](config)) for config in rewards]
 
 
+def notes(built: Sequence[Built]) -> list[str]:
+    """What these rewards say when a run starts, a line each, with their names."""
+    return [f"reward {b.name}: {b.note}" for b in built if b.note]
+
+
 def gold_checks(built: Sequence[Built]) -> list[GoldCheck]:
     """The checks of gold answers that these rewards ask for; each sentence names its reward."""
     return [partial(_named, b.name, b.gold_check) for b in built if b.gold_check is not None]
 
 
 def _built(config: RewardConfig, verifier: Verifier) -> Built:
-    return Built(reward_name(config), config.weight, config.on_error, verifier.function, verifier.gold_check)
+    return Built(reward_name(config), config.weight, config.on_error, verifier.function, verifier.gold_check, verifier.note)
 
 
 def _named(name: str, check: GoldCheck, answer: Any, columns: Mapping[str, Any]) -> str | None:

@@ -30,6 +30,8 @@ class Verifier:
     """Samples [samples] -> verdicts [samples], or an awaitable of them."""
     gold_check: GoldCheck | None = None
     """Finds gold answers that the function cannot use; None where it needs none."""
+    note: str = ""
+    """What people should read when a run starts; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Built:
     """Samples [samples] -> verdicts [samples], or an awaitable of them."""
     gold_check: GoldCheck | None
     """Finds gold answers that the function cannot use; None where it needs none."""
+    note: str = ""
+    """What people should read when a run starts; empty for nothing."""
 
 
 def each(judge: Callable[[Sample], Score]) -> RewardFunction:
