@@ -47,7 +47,7 @@ def math(config: MathReward) -> Verifier:
             return f"math-verify fails on the gold answer {quoted(answer)}: {type(error).__name__}: {error}"
         return None if parsed else f"math-verify cannot parse the gold answer {quoted(answer)}"
 
-    return Verifier(each(judge), gold_check)
+    return Verifier(each(judge), gold_check, lambda answer, columns: f"{_BOX}{_gold_text(answer)}}}")
 
 
 def last_boxed(text: str) -> str | None:

@@ -10,9 +10,11 @@ from ..config import (
     ExactReward,
     FormatReward,
     FunctionReward,
+    JudgeReward,
     LastNumberReward,
     LengthPenalty,
     MathReward,
+    ModelReward,
     NumericReward,
     ReasoningGymReward,
     RewardConfig,
@@ -20,6 +22,7 @@ from ..config import (
 )
 from ..functions import FunctionError, check_arguments, load_function
 from .gym import reasoning_gym
+from .judge import judge
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
 from .verifier import Built, GoldCheck, RewardError, Verifier
@@ -30,9 +33,19 @@ def own_function(config: FunctionReward) -> Verifier:
     try:
         function = load_function(config.function)
         check_arguments(function, config.function, [], parameters=config.parameters)
+        gold = None if config.gold_response is None else load_function(config.gold_response)
+        if gold is not None:
+            check_arguments(gold, str(config.gold_response), "", {}, parameters={})
     except FunctionError as error:
         raise RewardError(f"reward {reward_name(config)}: {error}") from error
-    return Verifier(partial(function, **config.parameters))
+    return Verifier(partial(function, **config.parameters), gold_response=gold)
+
+
+def reward_model(config: ModelReward) -> Verifier:
+    """A sequence-classification model, see preference.py. Raises RewardError if it cannot be loaded."""
+    from .preference import preference  # brings torch and transformers along
+
+    return preference(config)
 
 
 BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
@@ -43,6 +56,8 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     FormatReward: form,
     ReasoningGymReward: reasoning_gym,
     LengthPenalty: length_penalty,
+    ModelReward: reward_model,
+    JudgeReward: judge,
     FunctionReward: own_function,
 }
 
@@ -58,7 +73,8 @@ def gold_checks(built: Sequence[Built]) -> list[GoldCheck]:
 
 
 def _built(config: RewardConfig, verifier: Verifier) -> Built:
-    return Built(reward_name(config), config.weight, config.on_error, verifier.function, verifier.gold_check)
+    v = verifier
+    return Built(reward_name(config), config.weight, config.on_error, v.function, v.gold_check, v.gold_response, v.top)
 
 
 def _named(name: str, check: GoldCheck, answer: Any, columns: Mapping[str, Any]) -> str | None:
