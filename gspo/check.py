@@ -50,8 +50,8 @@ class Failure:
 
     where: str
     """The recipe's table of prompts: `data` or `evaluation.data`."""
-    row: int
-    """Row number in its source, counted from 0."""
+    row: int | None
+    """Row number in its source, counted from 0; None for all rows."""
     reward: str
     """Name of the reward."""
     kind: str
@@ -242,7 +242,7 @@ def _chunks(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
 
 def _unproven(b: Built) -> str | None:
     if b.top is None:
-        return f"reward {b.name}: no value of it means that a response is right: not run, nothing is proven about it"
+        return f"reward {b.name}: no value of it means that a response is right: not run, nor the sum looked at"
     if b.gold_response is None:
         return f"reward {b.name}: does not say how a gold answer is written: gold answers are not proven for it"
     return None
@@ -252,7 +252,7 @@ def _fail_what_never_got_a_verdict(checked: Checked) -> None:
     for (where, reward, kind), count in checked.counts.items():
         if count["no verdict"] and not count["passed"] + count["failed"]:
             count["failed"] = count.pop("no verdict")
-            checked.failures.append(Failure(where, 0, reward, kind, None, "no answer of this kind got a verdict"))
+            checked.failures.append(Failure(where, None, reward, kind, None, "no answer of this kind got a verdict"))
 
 
 def _report(checked: Checked) -> Iterator[str]:
@@ -261,11 +261,12 @@ def _report(checked: Checked) -> Iterator[str]:
     yield from _table(["prompts", "reward", "answer", *columns], rows)
     for (where, reward, kind), count in checked.counts.items():
         if not reward:
-            yield f"{where}: {count['not written']:,} answers {kind} were not tried: the policy's tokenizer cannot write them"
+            tried = f"{where}: {count['not written']:,} answers {kind} were not tried"
+            yield f"{tried}: the policy's tokenizer cannot write them"
     yield from checked.notes
     if checked.failures:
         yield f"\nWhat failed{f', the first {NUM_SHOWN}' if checked.num_failed > len(checked.failures) else ''}:"
-        rows = [[f.where, str(f.row), f.reward, f.kind, _value(f.value), _short(f.why)] for f in checked.failures]
+        rows = [[f.where, 'all' if f.row is None else str(f.row), f.reward, f.kind, _value(f.value), _short(f.why)] for f in checked.failures]
         yield from _table(["prompts", "row", "reward", "answer", "score", "why"], rows)
     if checked.num_failed:
         yield f"\n{checked.num_failed:,} answers did not get what they should"
