@@ -32,8 +32,8 @@ WRONG: dict[str, Callable[[Prompt], str]] = {
 CHUNK = 256
 """Rows scored together: enough for batched rewards, little to do again where one of them raises."""
 
-NUM_SHOWN = 40
-"""Rows of the table of what failed: a screen; the counts above it hold all."""
+NUM_SHOWN = 10
+"""Rows of one reward and kind of answer in the table of what failed, so that all kinds are seen; the counts hold all."""
 
 WIDTH = 72
 """Characters of a reason in that table."""
@@ -67,7 +67,7 @@ class Checked:
     """What was found; grows while rows are looked at."""
 
     failures: list[Failure] = field(default_factory=list)
-    """The first NUM_SHOWN answers that failed."""
+    """Answers that failed: the first NUM_SHOWN of each source, reward and kind."""
     counts: dict[tuple[str, str, str], Counter[str]] = field(default_factory=dict)
     """(where, reward, kind) to how many answers `passed`, `failed`, had `no verdict` and were `not written`."""
     notes: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Checked:
     def fail(self, failure: Failure) -> None:
         """One answer more that failed."""
         self.count(failure.where, failure.reward, failure.kind, "failed")
-        if len(self.failures) < NUM_SHOWN:
+        if self.counts[failure.where, failure.reward, failure.kind]["failed"] <= NUM_SHOWN:
             self.failures.append(failure)
 
 
@@ -265,9 +265,9 @@ def _report(checked: Checked) -> Iterator[str]:
             yield f"{tried}: the policy's tokenizer cannot write them"
     yield from checked.notes
     if checked.failures:
-        yield f"\nWhat failed{f', the first {NUM_SHOWN}' if checked.num_failed > len(checked.failures) else ''}:"
-        rows = [[f.where, 'all' if f.row is None else str(f.row), f.reward, f.kind, _value(f.value), _short(f.why)] for f in checked.failures]
-        yield from _table(["prompts", "row", "reward", "answer", "score", "why"], rows)
+        more = any(count["failed"] > NUM_SHOWN for count in checked.counts.values())
+        yield f"\nWhat failed{f', the first {NUM_SHOWN} of each kind' if more else ''}:"
+        yield from _table(["prompts", "row", "reward", "answer", "score", "why"], [_row(f) for f in checked.failures])
     if checked.num_failed:
         yield f"\n{checked.num_failed:,} answers did not get what they should"
     else:
@@ -280,9 +280,6 @@ def _table(head: list[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     return ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def _value(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+def _row(f: Failure) -> list[str]:
+    row, value = "all" if f.row is None else str(f.row), "none" if f.value is None else f"{f.value:g}"
+    return [f.where, row, f.reward, f.kind, value, f.why if len(f.why) <= WIDTH else f.why[: WIDTH - 1] + "…"]
