@@ -214,6 +214,12 @@ def test_a_rubric_says_where_things_go(serve, tmp_path):
     assert judge(server, rubric="{{response}}").gold_check is None
 
 
+def test_a_judge_that_sees_the_gold_answer_takes_it_for_a_right_response(serve):
+    server = serve(graded(10))
+    assert judge(server).gold_response(["a", 4], {}) == '["a", 4]' and judge(server).top == 1
+    assert judge(server, rubric="{{response}}").gold_response is None
+
+
 # ---- servers fail -----------------------------------------------------------------------------------------
 
 
@@ -295,7 +301,7 @@ def test_a_server_that_is_not_there_is_an_abstention(serve):
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(401, "key_variable"), (403, "key_variable"), (404, "url and model"), (307, "url")]
+    ("status", "word"), [(401, "bearer_variable"), (403, "bearer_variable"), (404, "url and model"), (307, "url")]
 )
 @pytest.mark.parametrize("on_error", ["raise", "abstain"])
 def test_a_fault_of_the_recipe_stops_at_once_by_name(serve, status, word, on_error):
@@ -345,28 +351,30 @@ def test_the_key_is_sent_as_the_bearer_and_shown_nowhere(serve, monkeypatch, cap
     monkeypatch.setenv("JUDGE_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     server = serve(graded(10))
-    built = judge(server, key_variable="JUDGE_KEY")
+    built = judge(server, bearer_variable="JUDGE_KEY")
     given = verdict(built, sample("4", "4"))
     assert server.requests[0][2]["Authorization"] == f"Bearer {KEY}"
     echo = serve(lambda body, number: (401, {}, {"error": f"bad key {KEY}"}))
-    said = refused(lambda: verdict(judge(echo, key_variable="JUDGE_KEY"), sample("4", "4")), "401", "bad key [key]")
+    said = refused(lambda: verdict(judge(echo, bearer_variable="JUDGE_KEY"), sample("4", "4")), "401", "bad key [key]")
     busy = serve(lambda body, number: (500, {}, f"failed for {KEY}".encode()))
-    why = verdict(judge(busy, key_variable="JUDGE_KEY", attempts=1), sample("4", "4")).why
+    why = verdict(judge(busy, bearer_variable="JUDGE_KEY", attempts=1), sample("4", "4")).why
     assert KEY not in "".join((said, why, given.why, repr(built), caplog.text))
     assert KEY not in json.dumps([body for *_, body in server.requests])
 
 
 def test_a_key_that_is_not_there_stops_before_anything_is_asked(serve, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    refused(lambda: judge(serve(graded(1)), key_variable="JUDGE_KEY"), "JUDGE_KEY", "not set")
+    refused(lambda: judge(serve(graded(1)), bearer_variable="JUDGE_KEY"), "JUDGE_KEY", "not set")
     monkeypatch.setenv("JUDGE_KEY", "two\nlines")
-    assert "two" not in refused(lambda: judge(serve(graded(1)), key_variable="JUDGE_KEY"), "JUDGE_KEY", "cannot be a key")
+    assert "two" not in refused(
+        lambda: judge(serve(graded(1)), bearer_variable="JUDGE_KEY"), "JUDGE_KEY", "cannot be a key"
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"key_variable": KEY},
+        {"bearer_variable": KEY},
         {"url": f"https://user:{KEY}@host/v1"},
         {"url": f"https://host/v1?key={KEY}"},
     ],

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from rewards_support import refused, reward, sample, verdict
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen3Config,
+)
 from transformers import Qwen3ForSequenceClassification as Qwen3
 
 from gspo.chat import character_tokenizer
@@ -67,6 +75,27 @@ def test_batched_rows_get_what_each_gets_alone(tmp_path, shape):
     assert together == pytest.approx(alone, abs=1e-5)
     assert values(path=path, batch_tokens=1) == pytest.approx(together, abs=1e-5)
     assert len({round(value, 3) for value in together}) == len(TEXTS)
+
+
+def test_an_encoder_reads_prompt_and_response_as_its_two_segments(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "2", "+", "?", "yes", "no", "4"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = BertTokenizer(vocab=vocabulary)
+    torch.manual_seed(0)
+    sizes = {key: SHAPE[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    network = BertForSequenceClassification(BertConfig(vocab_size=len(words), num_labels=1, **sizes))
+    network.bert.embeddings.token_type_embeddings.weight.data.normal_()
+    network.classifier.weight.data.normal_()
+    network.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    samples = [chat_sample(text, i) for i, text in enumerate(["4", "no no no no no", "yes 4"])]
+    together = values(samples, path=str(tmp_path), template="pair")
+    assert together == pytest.approx([values([s], path=str(tmp_path), template="pair")[0] for s in samples], abs=1e-5)
+    network.eval()
+    expected = [network(**tokenizer("2 + 2?", s.text, return_tensors="pt")).logits.item() for s in samples]
+    assert together == pytest.approx(expected, abs=1e-5)
+    joined = [network(**tokenizer(f"2 + 2? {s.text}", return_tensors="pt")).logits.item() for s in samples]
+    assert together != pytest.approx(joined, abs=1e-3)
 
 
 def test_the_logit_is_that_of_the_models_own_chat(tmp_path):

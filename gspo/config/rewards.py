@@ -170,9 +170,9 @@ class JudgeReward(RewardConfig):
     """Base address, `http://localhost:8000/v1`; requests go to `/chat/completions` below it."""
     model: str
     """Name of the model there."""
-    key_variable: str | None = None
-    """Name of the environment variable that holds the key, e.g. `JUDGE_KEY`; the key itself is written nowhere. None: no
-    key is sent, as local servers need none."""
+    bearer_variable: str | None = None
+    """Name of the environment variable that holds the server's key, e.g. `JUDGE_KEY`, sent as the bearer; the key itself
+    is written nowhere. None: no key is sent, as local servers need none."""
     rubric: str | None = None
     """What to judge and how. `{{response}}` is where the response goes, and must be there; `{{prompt}}` and `{{gold}}` may
     be. One of `rubric` and `rubric_file` is needed."""
@@ -209,12 +209,12 @@ class JudgeReward(RewardConfig):
         except ValueError:
             fits, parts = False, urlsplit("")
         if parts.username or parts.password or parts.query or parts.fragment:  # not shown: a secret may stand there
-            raise ValueError("url must be a plain address, without a user, ? or #; a key goes by key_variable")
+            raise ValueError("url must be a plain address, without a user, ? or #; a key goes by bearer_variable")
         if not fits:
             raise ValueError("url must be an address such as http://localhost:8000/v1")
         return url.rstrip("/")
 
-    @field_validator("key_variable")
+    @field_validator("bearer_variable")
     @classmethod
     def _is_variable(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):  # not shown: it may be the key itself

@@ -136,8 +136,8 @@ class Endpoint:
 
 
 _ADVICE = {
-    401: ": the key is missing or wrong: look at key_variable and the environment",
-    403: ": the key may not do this: look at key_variable and the environment",
+    401: ": the key is missing or wrong: look at bearer_variable and the environment",
+    403: ": the key may not do this: look at bearer_variable and the environment",
     404: ": look at url and model",
 }
 

@@ -124,11 +124,11 @@ def rubric(config: JudgeReward) -> str:
 def endpoint(config: JudgeReward) -> Endpoint:
     """Where to ask, with the key from the environment. Raises RewardError where it is not there."""
     key = None
-    if config.key_variable is not None:
-        key = os.environ.get(config.key_variable, "").strip()
+    if config.bearer_variable is not None:
+        key = os.environ.get(config.bearer_variable, "").strip()
         if not key or not key.isascii() or not key.isprintable():
             problem = "holds what cannot be a key" if key else "is not set"
-            raise RewardError(f"reward {reward_name(config)}: the environment variable {config.key_variable} {problem}")
+            raise RewardError(f"reward {reward_name(config)}: the environment variable {config.bearer_variable} {problem}")
     return Endpoint(
         f"{config.url}/chat/completions",
         key,
