@@ -269,7 +269,8 @@ def _report(checked: Checked) -> Iterator[str]:
         yield f"\nWhat failed{f', the first {NUM_SHOWN} of each kind' if more else ''}:"
         yield from _table(["prompts", "row", "reward", "answer", "score", "why"], [_row(f) for f in checked.failures])
     if checked.num_failed:
-        yield f"\n{checked.num_failed:,} answers did not get what they should"
+        one = checked.num_failed == 1
+        yield f"\n{checked.num_failed:,} answer{'' if one else 's'} did not get what {'it' if one else 'they'} should"
     else:
         yield "every answer that was tried got what it should" if checked.counts else "nothing was tried"
 

@@ -1,6 +1,8 @@
 """Laws of `gspo check`: right answers get full marks, empty, refusing and echoing ones do not, gaps are said."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from conftest import values
 
 from gspo.check import NUM_SHOWN, REFUSAL, check_recipe
 from gspo.cli import main
+from gspo.config import JudgeReward, ModelReward
 from gspo.recipe import build
 from gspo.rewards import RewardError
 
@@ -232,3 +235,12 @@ def test_a_faulty_row_is_said_in_a_sentence(recipe, tmp_path, capsys):
 
 def test_the_refusal_holds_no_number():
     assert not any(c.isdigit() for c in REFUSAL)
+
+
+def test_the_example_in_the_documents_is_what_is_printed(recipe):
+    text = (ROOT / "docs" / "rewards.md").read_text("utf-8")
+    shown = text.partition("is fooled by the prompt itself:\n\n```\n")[2].partition("```")[0]
+    checked = check_recipe(recipe({"type": "last_number"}, rows=[("1 + 1?", "2"), ("Is it 7?", "7")]))
+    assert checked.text + "\n" == shown
+    tables = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [type(recipe(*tomllib.loads(table)["rewards"]).rewards[0]) for table in tables] == [ModelReward, JudgeReward]

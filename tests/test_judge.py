@@ -339,6 +339,15 @@ def test_order_is_kept_and_no_more_run_at_once_than_allowed(serve):
     assert 1 < server.most <= 4
 
 
+def test_waiting_for_ones_turn_is_no_timeout(serve):
+    def answer(body, number):
+        time.sleep(0.05)
+        return 200, {}, graded(10)
+
+    built = judge(serve(answer), concurrency=2, timeout_s=0.4, attempts=1)
+    assert [o.total for o in score([built], [sample(str(i), "4", i) for i in range(30)])] == [1.0] * 30
+
+
 def test_no_samples_ask_nothing(serve):
     server = serve(graded(1))
     assert score([judge(server)], []) == [] and not server.requests

@@ -56,8 +56,6 @@ class Endpoint:
     """Seconds before the second attempt, doubled before each further one."""
     longest_wait_s: float
     """Seconds of the longest wait."""
-    concurrency: int
-    """Connections at a time."""
 
     def client(self) -> Any:
         """An httpx2.AsyncClient for one event loop; close it. It follows no redirects: the key goes to one place."""
@@ -69,7 +67,7 @@ class Endpoint:
         return httpx2.AsyncClient(
             headers=headers,
             timeout=None,  # `asyncio.timeout` bounds the whole attempt; httpx's bounds each read of it alone
-            limits=httpx2.Limits(max_connections=self.concurrency),
+            limits=httpx2.Limits(max_connections=None),  # the caller's gate: waiting here would count as the server's time
             trust_env=httpx2.URL(self.url).host not in ("localhost", "127.0.0.1", "::1"),  # no proxy to this machine
         )
 

@@ -136,7 +136,6 @@ def endpoint(config: JudgeReward) -> Endpoint:
         config.attempts,
         config.first_wait_s,
         config.longest_wait_s,
-        config.concurrency,
     )
 
 
