@@ -19,7 +19,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(words)
     if overrides and options.command == "report":
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
-    if options.command in ("eval", "report") and _num_processes() > 1:
+    if options.command in ("eval", "check", "report") and _num_processes() > 1:
         parser.error(f"gspo {options.command} runs in one process: start it without torchrun")
     if any(word.endswith(".toml") for word in overrides):
         parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
@@ -60,11 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         ("train", _train, "cold start (if the recipe has one), training, evaluation and report"),
         ("sft", _sft, "the cold start alone: supervised fine-tuning on the gold answers"),
         ("eval", _eval, "measure a model on the recipe's held-out prompts"),
+        ("check", _check, "prove that gold answers are rewarded, and empty, evasive and echoing ones are not"),
     ):
         command = commands.add_parser(name, help=text, description=text, epilog=SETTINGS, allow_abbrev=False)
         command.add_argument("recipe", type=Path, help="a TOML file")
         command.set_defaults(run=function)
-        if name != "eval":
+        if name == "check":
+            command.add_argument("--limit", type=_positive, help="look at the first rows only, this many of each source")
+        elif name != "eval":
             command.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of the run")
         else:
             command.add_argument(
@@ -110,6 +113,21 @@ def _eval(options: argparse.Namespace, overrides: list[str]) -> None:
     from .recipe import load
 
     print(evaluate_model(load(options.recipe, overrides), options.model))
+
+
+def _check(options: argparse.Namespace, overrides: list[str]) -> int:
+    from .check import check_recipe
+    from .recipe import load
+
+    checked = check_recipe(load(options.recipe, overrides), options.limit, say=print)
+    print(checked.text)
+    return int(bool(checked.num_failed))
+
+
+def _positive(word: str) -> int:
+    if not word.isascii() or not word.isdecimal() or int(word) == 0:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
+    return int(word)
 
 
 def _report(options: argparse.Namespace, overrides: list[str]) -> None:

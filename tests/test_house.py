@@ -17,7 +17,7 @@ FLOORS = (
     ("types", "config", "functions", "recipe", "distributed"),
     ("objectives", "advantages", "data", "chat", "rewards", "reporting", "functional"),
     ("rollout", "training"),
-    ("evaluation", "prompts", "folder", "signals"),
+    ("evaluation", "prompts", "check", "folder", "signals"),
     ("run", "cold_start", "loop"),
     ("cli",),
 )
@@ -36,6 +36,7 @@ BACKENDS = {
     "reasoning_gym",
     "math_verify",
     "tensorboard",
+    "httpx2",
 }
 
 
@@ -142,7 +143,7 @@ def test_help_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     text, _, modules = done.stdout.partition("MODULES ")
     assert not {"torch", "pydantic", "numpy", "transformers", "rich"} & set(modules.split())
-    assert all(command in text for command in ("train", "sft", "eval", "report"))
+    assert all(command in text for command in ("train", "sft", "eval", "check", "report"))
 
 
 def test_help_answers_within_half_a_second():

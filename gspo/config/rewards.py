@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .section import Section
 
@@ -147,6 +149,142 @@ class FunctionReward(RewardConfig):
     """`path/to/file.py:name`, sync or async."""
     parameters: dict[str, Any] = {}
     """Keyword arguments passed to it after the samples."""
+    gold_response: str | None = None
+    """`path/to/file.py:name` of a function `(answer, columns) -> text` that writes a row's gold answer as a response that
+    deserves a 1. Only `gspo check` uses it, and says that gold answers are unproven where it is unset."""
+
+
+class ModelReward(RewardConfig):
+    """What a sequence-classification model of transformers, a reward model say, gives to prompt and response as one chat.
+
+    It is loaded at the start, once in each process, from safetensors files. What its chat template leaves out of a
+    response it does not see. A response that spells out a special token of its tokenizer is left out (an abstention).
+    """
+
+    type: Literal["model"] = "model"
+    """Kind of reward."""
+    path: str
+    """Folder or hub name of the model with its tokenizer."""
+    revision: str | None = None
+    """Commit or tag on the hub. None takes the newest, which may change under you."""
+    column: int | str | None = None
+    """Which output is the reward, by number from 0 or by its label. None: the only one; with several it must be named."""
+    output: Literal["logit", "sigmoid", "softmax"] = "logit"
+    """`logit`: (logit - mean) / deviation. `sigmoid` of that, between 0 and 1; `softmax` of it over all columns. `logit`
+    is what reward models are trained to compare responses by, and advantages do not feel its offset."""
+    mean: float = 0.0
+    """Taken off every logit. 0: logits as they are."""
+    deviation: float = Field(default=1.0, gt=0)
+    """Every logit is divided by it after that. 1: logits as they are."""
+    template: Literal["chat", "pair", "text"] = "chat"
+    """How the model reads. `chat`: messages in its own chat template, refused if it has none. `pair`: prompt and response
+    as the two texts of its tokenizer. `text`: prompt, an empty line, response. `chat` is what most are made for."""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Longest input, prompt and response in the model's own tokens. None: as many as the model takes."""
+    too_long: Literal["refuse", "abstain"] = "refuse"
+    """What a longer input does: stop with the sample's name, or leave the sample out. It is never cut. Refuse, so that
+    training does not turn to short responses unseen."""
+    batch_tokens: int = Field(default=16384, gt=0)
+    """Tokens of one forward pass, rows x longest row, padding counted; a longer row is a batch of its own. 16384: a
+    gigabyte or two of activations for a model of 8 billion weights."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of its weights. float32: bfloat16 has three digits, too few to tell good responses of a group apart; use
+    it where memory asks for it."""
+    device: str = "auto"
+    """`auto` (the GPU where there is one), `cpu`, `cuda`, or one GPU by number, `cuda:1`; it stays there."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off: code from strangers is run only when asked for."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
+            raise ValueError(f'{device!r} is no device: use "auto", "cpu", "cuda" or "cuda:1"')
+        return device
+
+    @model_validator(mode="after")
+    def _mean_counts(self) -> Self:
+        if self.output == "softmax" and self.mean != 0:
+            raise ValueError('mean changes nothing with output = "softmax": leave it out')
+        return self
+
+
+class JudgeReward(RewardConfig):
+    """The score that a language model behind an OpenAI-compatible endpoint gives by a rubric: 0 for its lowest, 1 for its
+    highest, in proportion between. Where no usable verdict comes it abstains with the reason.
+    """
+
+    type: Literal["judge"] = "judge"
+    """Kind of reward."""
+    url: str
+    """Base address, `http://localhost:8000/v1`; requests go to `/chat/completions` below it."""
+    model: str
+    """Name of the model there."""
+    bearer_variable: str | None = None
+    """Name of the environment variable that holds the server's key, e.g. `JUDGE_KEY`, sent as the bearer; the key itself
+    is written nowhere. None: no key is sent, as local servers need none."""
+    rubric: str | None = None
+    """What to judge and how. `{{response}}` is where the response goes, and must be there; `{{prompt}}` and `{{gold}}` may
+    be. One of `rubric` and `rubric_file` is needed."""
+    rubric_file: str | None = None
+    """A file with the rubric instead; relative to the current folder."""
+    lowest: float = 0.0
+    """Lowest score of the verdict; worth 0."""
+    highest: float = 10.0
+    """Highest score of the verdict; worth 1. 10: models grade more evenly in whole numbers than in fractions."""
+    structured: Literal["json_schema", "json_object", "none"] = "json_schema"
+    """How the server is asked for JSON: by a schema, as any object, or only in words. What comes back is read strictly in
+    all three. A schema, because then nothing else can come; a server that does not know it says so at the first request."""
+    parameters: dict[str, Any] = {"temperature": 0, "max_tokens": 1024}
+    """Sent with each request as they stand. Temperature 0: the same response gets the same verdict as far as the server
+    can; 1024 tokens hold the sentence before the score."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds of one attempt, from connecting to the last byte. A minute: queues of a busy server."""
+    attempts: int = Field(default=5, gt=0)
+    """Attempts in all, where the server is busy (429), fails (5xx), is too slow or cannot be reached."""
+    first_wait_s: float = Field(default=1.0, ge=0)
+    """Seconds before the second attempt; doubled before each further one, times a random number from 0.5 to 1. What the
+    server's Retry-After asks for is waited at least."""
+    longest_wait_s: float = Field(default=60.0, gt=0)
+    """Longest wait; a server that asks for more gets no further attempt. A minute: a step should not sleep longer."""
+    concurrency: int = Field(default=16, gt=0)
+    """Requests at a time, in each process. 16 keeps a small server busy."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            fits, parts = False, urlsplit("")
+        if parts.username or parts.password or parts.query or parts.fragment:  # not shown: a secret may stand there
+            raise ValueError("url must be a plain address, without a user, ? or #; a key goes by bearer_variable")
+        if not fits:
+            raise ValueError("url must be an address such as http://localhost:8000/v1")
+        return url.rstrip("/")
+
+    @field_validator("bearer_variable")
+    @classmethod
+    def _is_variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):  # not shown: it may be the key itself
+            raise ValueError("must be the name of an environment variable, in capitals; never the key itself")
+        return name
+
+    @field_validator("parameters")
+    @classmethod
+    def _ours_stay(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted({"model", "messages", "response_format", "stream", "n", "tools"} & parameters.keys()):
+            raise ValueError(f"{', '.join(ours)} cannot be set here: the judge sends its own")
+        return parameters
+
+    @model_validator(mode="after")
+    def _one_rubric(self) -> Self:
+        if (self.rubric is None) == (self.rubric_file is None):
+            raise ValueError("set exactly one of rubric (text) and rubric_file (a path)")
+        if self.highest <= self.lowest:
+            raise ValueError(f"highest ({self.highest:g}) must be larger than lowest ({self.lowest:g})")
+        return self
 
 
 Reward = Annotated[
@@ -158,6 +296,8 @@ Reward = Annotated[
     | ReasoningGymReward
     | LengthPenalty
     | CodeReward
+    | ModelReward
+    | JudgeReward
     | FunctionReward,
     Field(discriminator="type"),
 ]

@@ -49,7 +49,7 @@ def code(config: CodeReward) -> Verifier:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    return Verifier(function, partial(_usable, config), f"programs run behind {sandbox.description}")
+    return Verifier(function, partial(_usable, config), note=f"programs run behind {sandbox.description}")
 
 
 def program(text: str, *, fence_required: bool = False) -> str | None:

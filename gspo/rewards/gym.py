@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import ReasoningGymReward
 from ..types import Sample, Score
-from .verifier import Verifier, each
+from .verifier import Verifier, as_it_stands, each
 
 _LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Tasks whose scorer calls Python's eval on the response, to read a list."""
@@ -54,7 +54,7 @@ def reasoning_gym(config: ReasoningGymReward) -> Verifier:
         with contextlib.redirect_stdout(io.StringIO()):  # some scorers print
             return Score(float(scorers[key].score_answer(answer, columns["_entry"])), why)
 
-    return Verifier(each(judge), _from_gym)
+    return Verifier(each(judge), _from_gym, as_it_stands)
 
 
 def _scorer(task: str, parameters: Mapping[str, Any]) -> Any:

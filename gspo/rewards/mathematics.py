@@ -51,7 +51,7 @@ def math(config: MathReward) -> Verifier:
         (wrong,) = court.wrong_with([gold_text(answer)])
         return f"the gold answer {quoted(answer)} {wrong}" if wrong else None
 
-    return Verifier(function, gold_check)
+    return Verifier(function, gold_check, lambda answer, columns: f"\\boxed{{{gold_text(answer)}}}")
 
 
 class Court:

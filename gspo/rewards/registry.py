@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,11 @@ from ..config import (
     ExactReward,
     FormatReward,
     FunctionReward,
+    JudgeReward,
     LastNumberReward,
     LengthPenalty,
     MathReward,
+    ModelReward,
     NumericReward,
     ReasoningGymReward,
     RewardConfig,
@@ -22,6 +25,7 @@ from ..config import (
 from ..functions import FunctionError, check_arguments, load_function
 from .code import code
 from .gym import reasoning_gym
+from .judge import judge
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
 from .verifier import Built, GoldCheck, RewardError, Verifier
@@ -32,9 +36,19 @@ def own_function(config: FunctionReward) -> Verifier:
     try:
         function = load_function(config.function)
         check_arguments(function, config.function, [], parameters=config.parameters)
+        gold = None if config.gold_response is None else load_function(config.gold_response)
+        if gold is not None:
+            check_arguments(gold, str(config.gold_response), "", {}, parameters={})
     except FunctionError as error:
         raise RewardError(f"reward {reward_name(config)}: {error}") from error
-    return Verifier(partial(function, **config.parameters))
+    return Verifier(partial(function, **config.parameters), gold_response=gold)
+
+
+def reward_model(config: ModelReward) -> Verifier:
+    """A sequence-classification model, see preference.py. Raises RewardError if it cannot be loaded."""
+    from .preference import preference  # brings torch and transformers along
+
+    return preference(config)
 
 
 BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
@@ -46,6 +60,8 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     ReasoningGymReward: reasoning_gym,
     LengthPenalty: length_penalty,
     CodeReward: code,
+    ModelReward: reward_model,
+    JudgeReward: judge,
     FunctionReward: own_function,
 }
 
@@ -66,7 +82,8 @@ def gold_checks(built: Sequence[Built]) -> list[GoldCheck]:
 
 
 def _built(config: RewardConfig, verifier: Verifier) -> Built:
-    return Built(reward_name(config), config.weight, config.on_error, verifier.function, verifier.gold_check, verifier.note)
+    names = {f.name: getattr(verifier, f.name) for f in fields(Verifier)}
+    return Built(name=reward_name(config), weight=config.weight, on_error=config.on_error, **names)
 
 
 def _named(name: str, check: GoldCheck, answer: Any, columns: Mapping[str, Any]) -> str | None:

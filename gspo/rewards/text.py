@@ -10,7 +10,7 @@ from typing import Any
 from ..config import ExactReward, FormatReward, LastNumberReward, LengthPenalty, NumericReward
 from ..types import Sample, Score
 from .numbers import last_number, parse_number, to_number
-from .verifier import RewardError, Verifier, each, quoted
+from .verifier import RewardError, Verifier, as_it_stands, each, quoted
 
 
 def exact(config: ExactReward) -> Verifier:
@@ -22,7 +22,7 @@ def exact(config: ExactReward) -> Verifier:
             return Score(1.0, "equals the gold answer")
         return Score(0.0, f"{quoted(response)} is not {quoted(gold)}")
 
-    return Verifier(each(judge), _is_text)
+    return Verifier(each(judge), _is_text, as_it_stands)
 
 
 def numeric(config: NumericReward) -> Verifier:
@@ -60,7 +60,7 @@ def length_penalty(config: LengthPenalty) -> Verifier:
         value = -min(max(over, 0.0), 1.0)
         return Score(value + 0.0, f"{sample.num_tokens} tokens, {config.free_tokens} are free")  # + 0.0: never -0.0
 
-    return Verifier(each(judge))
+    return Verifier(each(judge), top=None)
 
 
 def _number(tolerance: float, find: Callable[[str], str | None], no_number: str) -> Verifier:
@@ -77,7 +77,7 @@ def _number(tolerance: float, find: Callable[[str], str | None], no_number: str)
         right = abs(number - gold) <= allowed
         return Score(float(right), f"{quoted(found)} {'equals' if right else 'is not'} {quoted(sample.answer)}")
 
-    return Verifier(each(judge), _is_number)
+    return Verifier(each(judge), _is_number, as_it_stands)
 
 
 def _is_text(answer: Any, columns: Mapping[str, Any]) -> str | None:

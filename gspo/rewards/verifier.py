@@ -17,6 +17,9 @@ RewardFunction = Callable[[Sequence[Sample]], Verdicts | Awaitable[Verdicts]]
 GoldCheck = Callable[[Any, Mapping[str, Any]], str | None]
 """(gold answer or None, the row's columns) -> what is wrong with the answer, as a sentence, or None."""
 
+GoldResponse = Callable[[Any, Mapping[str, Any]], str]
+"""(gold answer, the row's columns) -> a response that deserves the reward's top: the answer as this reward reads it."""
+
 
 class RewardError(Exception):
     """A reward that cannot be built, failed, or gave no usable verdict; the message names it and the sample."""
@@ -30,6 +33,10 @@ class Verifier:
     """Samples [samples] -> verdicts [samples], or an awaitable of them."""
     gold_check: GoldCheck | None = None
     """Finds gold answers that the function cannot use; None where it needs none."""
+    gold_response: GoldResponse | None = None
+    """Writes a gold answer as a response, for `gspo check`; None where the reward knows no right response."""
+    top: float | None = 1.0
+    """What a right response gets; None where no value means that a response is right."""
     note: str = ""
     """What people should read when a run starts; empty for nothing."""
 
@@ -48,6 +55,10 @@ class Built:
     """Samples [samples] -> verdicts [samples], or an awaitable of them."""
     gold_check: GoldCheck | None
     """Finds gold answers that the function cannot use; None where it needs none."""
+    gold_response: GoldResponse | None = None
+    """Writes a gold answer as a response, for `gspo check`; None where the reward knows no right response."""
+    top: float | None = 1.0
+    """What a right response gets; None where no value means that a response is right."""
     note: str = ""
     """What people should read when a run starts; empty for nothing."""
 
@@ -66,6 +77,11 @@ def each(judge: Callable[[Sample], Score]) -> RewardFunction:
         return scores
 
     return function
+
+
+def as_it_stands(answer: Any, columns: Mapping[str, Any]) -> str:
+    """The gold answer as text: the gold response of rewards that read the bare answer."""
+    return str(answer)
 
 
 def quoted(value: Any, width: int = 60) -> str:

@@ -242,6 +242,17 @@ def create(config: CreateConfig) -> tuple[Any, Any]:
     return Qwen3ForCausalLM(shape), tokenizer
 
 
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of the recipe's model, without its weights. Raises ModelError if it cannot be loaded."""
+    if config.create is not None:
+        return character_tokenizer(config.create.alphabet)
+    try:
+        return AutoTokenizer.from_pretrained(str(config.path), trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # whatever a broken or foreign folder makes the libraries raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"model {config.path}: its tokenizer cannot be loaded: {first}") from error
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
