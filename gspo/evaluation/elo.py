@@ -86,14 +86,14 @@ def elo(problems: Sequence[float], solved: Sequence[int], attempts: Sequence[int
     return Rating(top, _root(inside, low, top), _root(inside, top, high), dispersion, "")
 
 
-def _open(
-    problem_P: np.ndarray, solved_P: np.ndarray, attempts_P: np.ndarray, bound: float, level: float
-) -> Rating:
+def _open(problem_P: np.ndarray, solved_P: np.ndarray, attempts_P: np.ndarray, bound: float, level: float) -> Rating:
     low, high = _ends(problem_P, attempts_P)
     end = _root(lambda rating: _log_likelihood(rating, problem_P, solved_P, attempts_P) + bound, low, high)
     share = f"with {level:.0%} confidence it is"
     if solved_P.sum():
-        return Rating(None, end, None, 1.0, f"every attempt succeeded: the rating has no upper bound; {share} above {end:.0f}")
+        return Rating(
+            None, end, None, 1.0, f"every attempt succeeded: the rating has no upper bound; {share} above {end:.0f}"
+        )
     return Rating(None, None, end, 1.0, f"no attempt succeeded: the rating has no lower bound; {share} below {end:.0f}")
 
 
@@ -137,5 +137,7 @@ def _checked(
         if not math.isfinite(problem):
             raise ValueError(f"problem {number} has the rating {problem}: it must be finite; leave unrated problems out")
         if tries < 1 or not 0 <= right <= tries:
-            raise ValueError(f"problem {number}: {right} solved of {tries} attempts; needs 0 <= solved <= attempts, 1 or more")
+            raise ValueError(
+                f"problem {number}: {right} solved of {tries} attempts; needs 0 <= solved <= attempts, 1 or more"
+            )
     return np.asarray(problems, float), np.asarray(solved, float), np.asarray(attempts, float)

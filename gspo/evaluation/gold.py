@@ -71,7 +71,7 @@ def aime(row: Row, column: str) -> dict[str, Any]:
 
 
 def humaneval(row: Row, column: str) -> dict[str, Any]:
-    """HumanEval's `check` called on the entry point. What the prompt has before the function (imports, helpers) is setup."""
+    """HumanEval's `check` called on the entry point. What the prompt has before it (imports, helpers) is setup."""
     name, prompt = row["entry_point"], row["prompt"]
     start = prompt.rfind(f"def {name}(")
     if start < 0:
@@ -100,7 +100,9 @@ def livecodebench(row: Row, column: str) -> dict[str, Any]:
     tests = [*_json_tests(row["public_test_cases"]), *unpack_tests(row[column])]
     kinds = {test["testtype"] for test in tests}
     if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
-        raise ValueError(f"its tests are of the kinds {', '.join(sorted(kinds)) or 'none'}; must be all stdin or all functional")
+        raise ValueError(
+            f"its tests are of the kinds {', '.join(sorted(kinds)) or 'none'}; must be all stdin or all functional"
+        )
     inside = json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
     name = inside.get("func_name") if kinds == {"functional"} else None
     if kinds == {"functional"} and not name:
@@ -172,7 +174,9 @@ def _pickled_text(data: bytes) -> str:
             if opcode.name in _TEXTS:
                 texts.append(argument)
             elif opcode.name not in _PLUMBING:
-                raise ValueError(f"its private tests hold a pickle with {opcode.name}, which is more than one text: refused")
+                raise ValueError(
+                    f"its private tests hold a pickle with {opcode.name}, which is more than one text: refused"
+                )
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(str(error) or "its private tests hold a broken pickle") from None
     if len(texts) != 1:

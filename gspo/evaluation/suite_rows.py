@@ -49,7 +49,7 @@ def suite_rows(suite: Suite, folder: Path | None, limit: int | None = None) -> l
         except (ValueError, TypeError, AttributeError) as error:
             faults.append(f"row {number}: {error}")
         else:
-            rows += [] if added is None else [row | added]
+            rows += [] if added is None else [{**row, **added}]
         if limit is not None and len(rows) == limit:
             break
     if faults:
@@ -74,7 +74,9 @@ def suite_prompts(suite: Suite, rows: Sequence[Row], tokenizer: Any, rewards: Se
     )
     if faults:
         raise EvaluationError(
-            "\n".join([f"{where}: {len(faults)} rows have faults:"] + [f"row {f.row}: {f.what}" for f in faults[:NUM_SHOWN]])
+            "\n".join(
+                [f"{where}: {len(faults)} rows have faults:"] + [f"row {f.row}: {f.what}" for f in faults[:NUM_SHOWN]]
+            )
         )
     return [replace(p, id=f"r{p.row}") for p in prompts]
 
