@@ -1,4 +1,4 @@
-"""Suites: each file says all of its settings, its gold answers are found in the original data, and no stranger's pickle runs."""
+"""Suites: each says all of its settings, gold answers are found in the original data, and no stranger's pickle runs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path)
             return Path.touch, (tmp_path / "ran",)
 
     for value in (Evil(), ["[]", "[]"], b"[]"):
-        with pytest.raises(ValueError, match="refused|not of one"):
+        with pytest.raises(ValueError, match=r"refused|not of one"):
             unpack_tests(packed(value))
     assert not (tmp_path / "ran").exists()
 
@@ -215,7 +215,8 @@ def test_reference_solutions_pass_the_assertions_in_the_form_that_the_reward_get
         programs.append("\n".join([row["gold"]["setup"], answer, *row["gold"]["assertions"]]))
     run = (
         "import json, sys\nfailed = []\nfor n, text in enumerate(json.load(sys.stdin)):\n"
-        "    try: exec(compile(text, 'p', 'exec'), {'__name__': 'p'})\n    except Exception as e: failed.append((n, repr(e)))\n"
+        "    try: exec(compile(text, 'p', 'exec'), {'__name__': 'p'})\n"
+        "    except Exception as error: failed.append((n, repr(error)))\n"
         "print(json.dumps(failed))"
     )
     done = subprocess.run(

@@ -61,17 +61,20 @@ def suite_rows(suite: Suite, folder: Path | None, limit: int | None = None) -> l
 
 
 def suite_prompts(suite: Suite, rows: Sequence[Row], tokenizer: Any, rewards: Sequence[Built]) -> list[Prompt]:
-    """The rows as prompts with the ids `r0`, `r1`, ... Raises DataError with every fault by row."""
+    """The rows as prompts with the ids `r0`, `r1`, ... Raises EvaluationError with the faults by row."""
     source = SourceConfig(template=suite.template, system=suite.system, format=suite.format, answer_column="gold")
     where = f"suite {suite.name}"
-    prompts, faults = data.prepare(
-        rows,
-        source,
-        encode=lambda prompt: chat.encode(tokenizer, prompt),
-        max_prompt_tokens=NO_LIMIT,
-        gold_checks=gold_checks(rewards),
-        where=where,
-    )
+    try:
+        prompts, faults = data.prepare(
+            rows,
+            source,
+            encode=lambda prompt: chat.encode(tokenizer, prompt),
+            max_prompt_tokens=NO_LIMIT,
+            gold_checks=gold_checks(rewards),
+            where=where,
+        )
+    except chat.ChatError as error:
+        raise EvaluationError(f"{where}: {error}, here by --format text") from error
     if faults:
         raise EvaluationError(
             "\n".join(
