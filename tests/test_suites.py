@@ -125,7 +125,7 @@ def test_code_contests_take_all_tests_of_either_layout_and_a_rating_of_zero_is_n
     out = gold.code_contests(kept, "description")
     assert out is not None and out["gold"]["inputs"] == ["public", "private", "generated"] and out["cf_rating"] is None
     other = gold.code_contests({"problem": " p ", "tests": {"inputs": ["1"], "outputs": ["2"]}}, "description")
-    assert other == {"gold": {"inputs": ["1"], "outputs": ["2"], "function": None}, "problem": "p", "cf_rating": None}
+    assert other == {"gold": {"inputs": ["1"], "outputs": ["2"]}, "problem": "p", "cf_rating": None}
     with pytest.raises(ValueError, match="1 test inputs and 0 outputs"):
         gold.code_contests({"problem": "p", "tests": {"inputs": ["1"], "outputs": []}}, "description")
 
@@ -148,11 +148,11 @@ def test_private_tests_are_unpacked_beside_the_public_ones():
     private = [{"input": "2\n", "output": "4\n", "testtype": "stdin"}] * 3
     for value in (private, json.dumps(private), packed(json.dumps(private))):
         out = gold.livecodebench(problem("stdin", value), "private_test_cases")
-        assert out["gold"] == {"inputs": ["1", *["2\n"] * 3], "outputs": ["1", *["4\n"] * 3], "function": None}
+        assert [t["input"] for t in out["gold"]] == ["1", *["2\n"] * 3] and out["entry_point"] is None
     private = packed(json.dumps([{"input": "[1]\n2", "output": "3", "testtype": "functional"}]))
     row = problem("functional", private, metadata='{"func_name": "add"}', starter_code="class Solution: ...")
     out = gold.livecodebench(row, "private_test_cases")
-    assert out["gold"]["function"] == "add" and "class Solution" in out["instructions"]
+    assert out["entry_point"] == "add" and out["gold"][1]["input"] == "[1]\n2" and "class Solution" in out["instructions"]
 
 
 def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path):
@@ -211,8 +211,11 @@ def test_reference_solutions_pass_the_assertions_in_the_form_that_the_reward_get
     rows = suite_rows(load_suite("humaneval"), DATA) + suite_rows(load_suite("mbpp"), DATA)[:200]
     programs = []
     for row in rows:
-        answer = row["prompt"] + row["canonical_solution"] if "prompt" in row else row["code"]
-        programs.append("\n".join([row["gold"]["setup"], answer, *row["gold"]["assertions"]]))
+        if "prompt" in row:
+            parts = [row["prompt"] + row["canonical_solution"], row["gold"], f"check({row['entry_point']})"]
+        else:
+            parts = [row["test_setup_code"], row["code"], *row["gold"]]
+        programs.append("\n".join(parts))
     run = (
         "import json, sys\nfailed = []\nfor n, text in enumerate(json.load(sys.stdin)):\n"
         "    try: exec(compile(text, 'p', 'exec'), {'__name__': 'p'})\n"

@@ -1,12 +1,13 @@
 """The gold answer of a row: rules that a suite names.
 
 A rule takes a row and the suite's answer column, and returns the columns to add, `gold` among them, or None for a row that
-is not part of the suite. It raises ValueError for a row that it cannot read. The gold of programs has one of two plain
-forms, which the reward of type `code` takes:
+is not part of the suite. It raises ValueError for a row that it cannot read. The gold of a program is in one of the plain
+forms that the reward of type `code` takes:
 
-    {"setup": text before the program, "assertions": [programs that raise where the answer is wrong]}
-    {"inputs": [...], "outputs": [...], "function": None}     standard input and output
-    {"inputs": [...], "outputs": [...], "function": "name"}   arguments of one call, a line of JSON each; its result as JSON
+    Python text, or a list of such texts: assertions, or a function `check(candidate)` of them
+    {"inputs": [text, ...], "outputs": [text, ...]}: standard input and output
+    [{"input": text, "output": text, "testtype": "stdin" or "functional"}, ...]: the same, or arguments of a call of the
+        function in the column `entry_point`, a line of JSON each, and its result as JSON
 """
 
 from __future__ import annotations
@@ -71,12 +72,11 @@ def aime(row: Row, column: str) -> dict[str, Any]:
 
 
 def humaneval(row: Row, column: str) -> dict[str, Any]:
-    """HumanEval's `check` called on the entry point. What the prompt has before it (imports, helpers) is setup."""
-    name, prompt = row["entry_point"], row["prompt"]
-    start = prompt.rfind(f"def {name}(")
-    if start < 0:
+    """HumanEval's `check`, which is called with the function that `entry_point` names; the prompt must define that."""
+    name = row["entry_point"]
+    if f"def {name}(" not in row["prompt"]:
         raise ValueError(f"the prompt does not define {name}")
-    return {"gold": {"setup": prompt[:start], "assertions": [f"{row[column]}\n\ncheck({name})\n"]}}
+    return {"gold": row[column]}
 
 
 def mbpp(row: Row, column: str) -> dict[str, Any] | None:
@@ -84,18 +84,14 @@ def mbpp(row: Row, column: str) -> dict[str, Any] | None:
     if int(row["task_id"]) not in MBPP_TEST:
         return None
     tests = list(row[column])
-    return {
-        "gold": {"setup": row.get("test_setup_code") or "", "assertions": tests},
-        "tests": "\n".join(tests),
-        "task": row["text"] if "text" in row else row["prompt"],
-    }
+    return {"gold": tests, "tests": "\n".join(tests), "task": row["text"] if "text" in row else row["prompt"]}
 
 
 def livecodebench(row: Row, column: str) -> dict[str, Any]:
     """LiveCodeBench's public and private tests. Private ones may be packed, see `unpack_tests`.
 
-    `instructions` holds what the prompt says of the form of the answer: the starter code of problems that are a
-    function, or else that input and output are the standard ones.
+    `entry_point` holds the function that they call, None for standard input. `instructions` is what the prompt says of
+    the form of the answer: starter code, or that input and output are the standard ones.
     """
     tests = [*_json_tests(row["public_test_cases"]), *unpack_tests(row[column])]
     kinds = {test["testtype"] for test in tests}
@@ -109,8 +105,7 @@ def livecodebench(row: Row, column: str) -> dict[str, Any]:
         raise ValueError("its tests call a function, but its metadata has no func_name")
     starter = row["starter_code"]
     shape = f"Complete this code:\n\n```python\n{starter}\n```" if starter else STANDARD_INPUT
-    inputs, outputs = [test["input"] for test in tests], [test["output"] for test in tests]
-    return {"gold": {"inputs": inputs, "outputs": outputs, "function": name}, "instructions": shape}
+    return {"gold": tests, "entry_point": name, "instructions": shape}
 
 
 STANDARD_INPUT = "Write a program that reads standard input and writes its answer to standard output."
@@ -130,7 +125,7 @@ def code_contests(row: Row, column: str) -> dict[str, Any] | None:
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"it has {len(inputs)} test inputs and {len(outputs)} outputs")
     statement = row["problem"] if "problem" in row else row[column]
-    gold = {"inputs": inputs, "outputs": outputs, "function": None}
+    gold = {"inputs": inputs, "outputs": outputs}
     return {"gold": gold, "problem": str(statement).strip(), "cf_rating": row.get("cf_rating") or None}
 
 
