@@ -31,7 +31,9 @@ def main(words: Sequence[str] | None = None) -> int:
         _say(str(error))
         return 128 + error.number
     except KeyboardInterrupt:
-        _say("stopped at once; the last checkpoint stands")
+        suites = options.command == "eval" and options.suites
+        rest = "the same words go on from the samples that are written" if suites else "the last checkpoint stands"
+        _say(f"stopped at once; {rest}")
         return 130
     except _expected_errors() as error:
         _say(str(error))

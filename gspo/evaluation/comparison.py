@@ -89,6 +89,8 @@ def _table(first: Path, second: Path, found: Mapping[str, Results], alone: list[
         interval = f"[{gap['low']:+.4f}, {gap['high']:+.4f}]"
         scores = (f"{c['first']:.4f}", f"{c['second']:.4f}", f"{gap['mean']:+.4f}", interval, f"{c['p_value']:.4f}")
         lines.append((name, str(c["problems"]), *scores, str(c["num_better"]), str(c["num_worse"])))
+        if not c["num_better"] + c["num_worse"]:
+            notes.append(f"{name}: no problem differs; the interval then has no width, which is not certainty")
         if c["left_out"]:
             notes.append(f"{name}: {c['left_out']} problems have no scored sample on one side and are left out")
         if c["settings_differ"]:
