@@ -60,19 +60,8 @@ class SamplesFile:
         self.rows += new
 
     def _claim(self) -> None:
-        path = self.folder / "settings.json"
-        if self._file.tell() and not path.exists():
-            raise EvaluationError(
-                f"{self.folder} holds samples, but no settings.json that says what of: choose another --output"
-            )
-        if self._file.tell():
-            old = json.loads(path.read_text())
-            if changed := differences(old, self.settings):
-                raise EvaluationError(
-                    f"{self.folder} holds samples made with other settings or data: {', '.join(changed)} differ; "
-                    "samples of both must not be mixed: set them back to go on, or choose another --output"
-                )
-        write_json(path, self.settings)
+        require_same(self.folder, self.settings)
+        write_json(self.folder / "settings.json", self.settings)
 
     def _read(self) -> list[dict[str, Any]]:
         self._file.seek(0)
@@ -84,6 +73,25 @@ class SamplesFile:
             return [json.loads(line) for line in whole.split(b"\n") if line]
         except ValueError as error:
             raise EvaluationError(f"{self._path}: is damaged: {error}; choose another --output") from None
+
+
+def require_same(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises EvaluationError, naming what differs, if a folder holds samples made with other settings."""
+    samples, stored = folder / "samples.jsonl", folder / "settings.json"
+    if not samples.exists() or not samples.stat().st_size:
+        return
+    try:
+        old = json.loads(stored.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError(
+            f"{folder} holds samples, but not what they were made with: {error}: choose another --output"
+        ) from None
+    # Through JSON, as the stored ones went: tuples are lists there, and keys are text.
+    if changed := differences(old, json.loads(json.dumps(settings))):
+        raise EvaluationError(
+            f"{folder} holds samples made with other settings or data: {', '.join(changed)} differ; samples of both must "
+            "not be mixed: set them back to go on, or choose another --output"
+        )
 
 
 def fingerprint(value: Any) -> str:

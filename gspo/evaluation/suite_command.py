@@ -20,6 +20,7 @@ from ..rollout.engines import open_engine, open_probe, prove, require_engine
 from ..training.policy import Policy, load_policy
 from .command import find_model
 from .evaluate import EvaluationError
+from .samples_file import require_same
 from .suite import Suite, load_suite, rewards_of
 from .suite_rows import suite_prompts, suite_rows
 from .suite_run import Task, run_task
@@ -81,6 +82,9 @@ def evaluate_suites(options: Options) -> str:
             for suite, r, b in zip(suites, rows, rewards, strict=True)
         ]
         config = _sized(options, path, policy, tasks)
+        for task in tasks:
+            require_same(task.folder, task.settings)
+            terminal.note(suite_settings(task.suite))
         with closing(open_engine(config, policy, terminal.note)) as engine:
             prove(engine, policy, open_probe(config, policy, tasks[0].prompts))
             with terminal.generation(total) as progress:
