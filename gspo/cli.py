@@ -17,9 +17,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if any(not word.strip() for word in (sys.argv[1:] if words is None else words)):
         parser.error("an empty word on the command line: leave it out")
     options, overrides = parser.parse_known_args(words)
-    if overrides and options.command == "report":
+    if overrides and options.command in ("report", "compare-evals"):
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
-    if options.command in ("eval", "check", "report") and _num_processes() > 1:
+    if options.command in ("eval", "check", "report", "compare-evals") and _num_processes() > 1:
         parser.error(f"gspo {options.command} runs in one process: start it without torchrun")
     if any(word.endswith(".toml") for word in overrides):
         parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
@@ -31,7 +31,9 @@ def main(words: Sequence[str] | None = None) -> int:
         _say(str(error))
         return 128 + error.number
     except KeyboardInterrupt:
-        _say("stopped at once; the last checkpoint stands")
+        suites = options.command == "eval" and options.suites
+        rest = "the same words go on from the samples that are written" if suites else "the last checkpoint stands"
+        _say(f"stopped at once; {rest}")
         return 130
     except _expected_errors() as error:
         _say(str(error))
@@ -59,24 +61,74 @@ def _parser() -> argparse.ArgumentParser:
     for name, function, text in (
         ("train", _train, "cold start (if the recipe has one), training, evaluation and report"),
         ("sft", _sft, "the cold start alone: supervised fine-tuning on the gold answers"),
-        ("eval", _eval, "measure a model on the recipe's held-out prompts"),
+        ("eval", _eval, "measure a model on a recipe's held-out prompts, or on suites"),
         ("check", _check, "prove that gold answers are rewarded, and empty, evasive and echoing ones are not"),
     ):
         command = commands.add_parser(name, help=text, description=text, epilog=SETTINGS, allow_abbrev=False)
-        command.add_argument("recipe", type=Path, help="a TOML file")
         command.set_defaults(run=function)
+        if name == "eval":
+            _add_evaluation(command)
+            continue
+        command.add_argument("recipe", type=Path, help="a TOML file")
         if name == "check":
             command.add_argument("--limit", type=_positive, help="look at the first rows only, this many of each source")
-        elif name != "eval":
-            command.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of the run")
         else:
-            command.add_argument(
-                "--from", dest="model", type=Path, help="a run, a checkpoint or a model; by default the recipe's"
-            )
+            command.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of the run")
+    text = "compare two evaluations on the same problems, with a p-value"
+    both = commands.add_parser("compare-evals", help=text, description=text, allow_abbrev=False)
+    both.add_argument("first", type=Path, help="the folder of an evaluation by suites, or of one suite in it")
+    both.add_argument("second", type=Path, help="the other one")
+    both.add_argument("--output", type=Path, help="also write the comparison there, as JSON")
+    both.set_defaults(run=_compare_evaluations)
     report = commands.add_parser("report", help="write a run's report.html", description="Write RUN/report.html.")
     report.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run")
     report.set_defaults(run=_report)
     return parser
+
+
+def _add_evaluation(command: argparse.ArgumentParser) -> None:
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_argument("what", metavar="RECIPE|MODEL", help="a TOML file; with --suite a run, a checkpoint or a model")
+    command.add_argument("--from", dest="model", type=Path, help="a run, a checkpoint or a model; by default the recipe's")
+    command.add_argument(
+        "--suite",
+        dest="suites",
+        action="append",
+        metavar="NAME",
+        help="aime24, gsm8k, ..., or a suite's file; may be repeated",
+    )
+    command.epilog = (
+        f"{SETTINGS}\n\nWith --suite there is no recipe, and these are the settings:\n\n{_suite_parser().format_help()}"
+    )
+
+
+def _suite_parser() -> argparse.ArgumentParser:
+    """What may follow `gspo eval MODEL --suite NAME`. A parser of its own: a recipe's settings have some of these names."""
+    parser = argparse.ArgumentParser(prog="gspo eval MODEL --suite NAME", add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("--data", type=Path, metavar="FOLDER", help="read problems from local files; by default from the hub")
+    add("--preset", metavar="NAME", help="sampling settings that the suite knows by this name, e.g. qwen3")
+    add("--samples", type=int, metavar="K", help="responses to each problem")
+    add("--pass-at", type=int, nargs="+", metavar="K", help="the k of each pass@k")
+    add("--temperature", type=float, help="0 takes the likeliest token")
+    add("--top-p", type=float)
+    add("--top-k", type=int)
+    add("--max-response-tokens", type=int)
+    add("--format", choices=("chat", "text"), help="text: no chat template, for base models")
+    add("--limit", type=int, metavar="N", help="only the first N problems of each suite")
+    add("--engine", choices=("transformers", "vllm"), default="transformers")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--rows", type=int, default=64, help="responses generated at the same time")
+    add("--seed", type=int, default=0)
+    add(
+        "--output", type=Path, metavar="FOLDER", help="by default evaluations/ and the model's name; goes on if it is there"
+    )
+    return parser
+
+
+SUITE_CHANGES = ("samples", "pass_at", "temperature", "top_p", "top_k", "max_response_tokens", "format")
+"""Options that replace a setting of the suite."""
 
 
 def _version() -> str:
@@ -109,10 +161,31 @@ def _sft(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _eval(options: argparse.Namespace, overrides: list[str]) -> None:
+    if options.suites:
+        return _eval_suites(options, overrides)
     from .evaluation.command import evaluate_model
     from .recipe import load
 
-    print(evaluate_model(load(options.recipe, overrides), options.model))
+    print(evaluate_model(load(options.what, overrides), options.model))
+
+
+def _eval_suites(options: argparse.Namespace, words: list[str]) -> None:
+    parser = _suite_parser()
+    given = vars(parser.parse_args(words))
+    if options.model is not None:
+        parser.error("--from goes with a recipe; with --suite the model is the first word")
+    if wrong := [f"--{k} {given[k]}" for k in ("limit", "rows") if given[k] is not None and given[k] < 1]:
+        parser.error(f"{', '.join(wrong)}: must be 1 or more")
+    from .evaluation.suite_command import Options, evaluate_suites
+
+    changes = {k: v for k in SUITE_CHANGES if (v := given.pop(k)) is not None}
+    print(evaluate_suites(Options(model=options.what, suites=options.suites, changes=changes, **given)))
+
+
+def _compare_evaluations(options: argparse.Namespace, overrides: list[str]) -> None:
+    from .evaluation.comparison import compare
+
+    print(compare(options.first, options.second, output=options.output))
 
 
 def _check(options: argparse.Namespace, overrides: list[str]) -> int:

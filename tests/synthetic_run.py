@@ -93,6 +93,7 @@ def step_row(step, steps, rng):
         "mismatch/size": 1e-7,
         "mismatch/threshold": 3e-5,
         "mismatch/recomputed": 0,
+        "update/looked_ahead": 0,
         "time/collect_s": collect,
         "time/score_s": 0.01,
         "time/pack_s": 0.004,
@@ -111,6 +112,7 @@ def evaluation(done, rng):
     """Keys that only rows with an evaluation hold."""
     score = 0.33 + 0.45 * (1 - math.exp(-4 * done)) + rng.normal(0, 0.01)
     out = {"evaluation/reward": score, "evaluation/response_tokens_mean": 50.0}
+    out |= {"evaluation/reward_low": score - 0.03, "evaluation/reward_high": score + 0.03}
     out |= {"evaluation/truncated": 0.01, "evaluation/abstained": 0}
     for k, value in ((1, score), (4, min(score + 0.15, 0.97))):
         out |= {f"evaluation/pass@{k}": value, f"evaluation/pass@{k}_low": value - 0.03}

@@ -95,10 +95,12 @@ def test_every_command_names_what_exists(path):
         extras = re.findall(r"\.\[([\w,]+)\]", " ".join(words))
         assert not [e for found in extras for e in found.split(",") if e not in EXTRAS], words
         if words[0] == "gspo" and "--help" not in words:
-            assert words[1] in ("train", "sft", "eval", "check", "report"), words
+            assert words[1] in ("train", "sft", "eval", "compare-evals", "check", "report"), words
         if words[0] == "gspo" and len(words) > 2:  # two words name the command, and do not call it
-            _, overrides = cli._parser().parse_known_args(words[1:])
-            if overrides:
+            options, overrides = cli._parser().parse_known_args(words[1:])
+            if getattr(options, "suites", None):
+                cli._suite_parser().parse_args(overrides)
+            elif overrides:
                 parse_overrides(overrides)
                 if words[2].endswith(".toml"):
                     load(ROOT / words[2], overrides)

@@ -44,6 +44,9 @@ def test_scores_are_means_over_prompts_with_intervals():
     assert metrics["evaluation/pass@2"] == pytest.approx((0.5 + 1) / 2)  # 1 - C(3,2)/C(4,2) = 0.5
     assert metrics["evaluation/pass@1_low"] < 0.625 < metrics["evaluation/pass@1_high"]
     assert metrics["evaluation/reward"] == 0.625
+    assert (
+        metrics["evaluation/reward_low"] == 0.25 and metrics["evaluation/reward_high"] == 1.0
+    )  # two prompts: one or other
 
 
 def test_abstentions_that_leave_a_score_undefined_are_an_error():

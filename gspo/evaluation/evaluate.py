@@ -13,7 +13,7 @@ from ..rewards import Built, score
 from ..rollout.collect import collect
 from ..rollout.engine import Engine, Progress
 from ..types import Metrics, Prompt, Scored
-from .statistics import mean_interval, pass_at_k
+from .statistics import bootstrap_interval, mean_interval, pass_at_k
 
 
 class EvaluationError(Exception):
@@ -86,8 +86,12 @@ def summarise(groups: list[list[Scored]], config: EvaluationConfig, *, solved_at
         }
     samples = [s for group in groups for s in group]
     rewards = [s.total for s in samples if s.total is not None]
+    means = [float(np.mean(group)) for group in known if group]
+    spread = bootstrap_interval(means) if means else None
     metrics |= {
         "evaluation/reward": float(np.mean(rewards)) if rewards else None,
+        "evaluation/reward_low": spread.low if spread else None,
+        "evaluation/reward_high": spread.high if spread else None,
         "evaluation/response_tokens_mean": float(np.mean([s.sample.num_tokens for s in samples])),
         "evaluation/truncated": float(np.mean([s.sample.completion.finish_reason == "length" for s in samples])),
         "evaluation/abstained": len(samples) - len(rewards),

@@ -101,6 +101,8 @@ METRICS: dict[str, str] = {
     "evaluation/pass@<k>_low": "Lower end of its 95% confidence interval.",
     "evaluation/pass@<k>_high": "Upper end of its 95% confidence interval.",
     "evaluation/reward": "Mean total reward of the evaluation's responses.",
+    "evaluation/reward_low": "Lower end of its 95% confidence interval, a bootstrap over prompts.",
+    "evaluation/reward_high": "Upper end of its 95% confidence interval.",
     "evaluation/response_tokens_mean": "Mean length of the evaluation's responses, tokens.",
     "evaluation/truncated": "Share of the evaluation's responses that hit the limit.",
     "evaluation/abstained": "Evaluation responses that a verifier abstained on, count.",

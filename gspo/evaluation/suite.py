@@ -1,0 +1,154 @@
+"""A suite: a small TOML file that says where problems come from, how they are asked, and what an answer is worth."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from ..config import Reward, RewardConfig, SamplingConfig, Section
+from .evaluate import EvaluationError
+
+FOLDER = Path(__file__).parent / "suites"
+"""The suites that come with the package."""
+
+
+class Hub(Section):
+    """A data set on the hub, loaded by the `datasets` library."""
+
+    path: str
+    """Its name."""
+    name: str | None = None
+    """Its configuration, if it has several."""
+    split: str = "test"
+    """Split to read."""
+    revision: str | None = None
+    """Commit or tag. None takes the newest; the results hold a hash of what was asked."""
+
+
+class Window(Section):
+    """Only the problems of certain days."""
+
+    column: str
+    """Column with the day, a date or text that begins with one as 2024-10-31."""
+    first: str
+    """First day that is in."""
+    last: str
+    """Last day that is in."""
+
+
+class SuiteSampling(SamplingConfig):
+    """How the responses are drawn. All of it is stated in each suite."""
+
+    samples: int = Field(default=1, gt=0)
+    """Responses to each problem; pass@1 is their mean."""
+    pass_at: list[Annotated[int, Field(gt=0)]] = [1]
+    """The k of each pass@k to report. Each needs at least k samples."""
+
+    @model_validator(mode="after")
+    def _samples_differ_and_suffice(self) -> Self:
+        if max(self.pass_at, default=1) > self.samples:
+            raise ValueError(f"pass@{max(self.pass_at)} needs samples = {max(self.pass_at)} or more, not {self.samples}")
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(
+                f"temperature = 0 with samples = {self.samples}: all would be alike; use a temperature above 0, or 1 sample"
+            )
+        return self
+
+
+class Suite(Section):
+    """Problems, the way of asking, and the rewards."""
+
+    name: str
+    """The file's name without its ending."""
+    about: str
+    """One sentence: what is asked, how much of it, from where."""
+    settings_from: str
+    """Whose the sampling settings and the prompt format are."""
+    hub: Hub | None = None
+    """Where the problems are on the hub. None: local files only."""
+    local: list[str] = []
+    """Files that are looked for in the folder given by `--data`; the first that is there is read."""
+    window: Window | None = None
+    """Only the problems of certain days. None: all."""
+    template: str
+    """The prompt, made of a row's columns."""
+    system: str | None = None
+    """System message. None: none is added."""
+    format: Literal["chat", "text"] = "chat"
+    """`chat` puts the prompt through the tokenizer's chat template; `text` tokenises it as it stands (base models)."""
+    answer_column: str
+    """Column from which the gold answer is made."""
+    gold: str = "as_is"
+    """How: a rule of gspo/evaluation/gold.py, or a function of your own, `path/to/file.py:name`."""
+    rating_column: str | None = None
+    """Column with the problem's rating on Codeforces, for an Elo rating. None: there is none."""
+    solved_at: float = 1.0
+    """A response counts as solved when its total reward is at least this. 1: full marks of one reward."""
+    rewards: list[dict[str, Any]] = Field(min_length=1)
+    """What a response is worth: `[[rewards]]` as in a recipe. Checked by `rewards_of`."""
+    sampling: SuiteSampling
+    """How the responses are drawn."""
+    presets: dict[str, dict[str, Any]] = {}
+    """Named changes to `sampling`, by `--preset`."""
+
+    @model_validator(mode="after")
+    def _presets_are_sampling(self) -> Self:
+        for changes in self.presets.values():
+            SuiteSampling.model_validate(self.sampling.model_dump() | changes)
+        return self
+
+
+def names() -> list[str]:
+    """The suites that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_suite(name: str, *, preset: str | None = None, changes: Mapping[str, Any] | None = None) -> Suite:
+    """A suite by its name, or by its file (`path/to/suite.toml`), with a preset's and the caller's sampling settings.
+
+    changes: fields of Suite, and of its `sampling`, that replace the file's. Raises EvaluationError for an unknown name
+    or preset, bad TOML, unknown keys and values that do not fit, each fault with the file's name.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"the nearest known one is {near[0]}" if near else f"there are {', '.join(names())}"
+        raise EvaluationError(f"there is no suite {name!r}: {hint}; a file of your own ends in .toml")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8")) | {"name": path.stem}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"{path}: is not TOML: {error}") from None
+    suite = _checked(Suite, values, str(path))
+    if preset is not None and preset not in suite.presets:
+        raise EvaluationError(f"{path}: has no preset {preset!r}; it has {', '.join(suite.presets) or 'none'}")
+    given = dict(changes or {})
+    sampling = {k: given.pop(k) for k in list(given) if k in SuiteSampling.model_fields}
+    sampling = suite.sampling.model_dump() | (suite.presets[preset] if preset else {}) | sampling
+    return _checked(Suite, suite.model_dump() | given | {"sampling": sampling}, f"suite {suite.name}, as set here")
+
+
+def rewards_of(suite: Suite) -> list[RewardConfig]:
+    """The suite's rewards, checked as a recipe's are. Raises EvaluationError for a kind that this version does not have."""
+    known = {kind.model_fields["type"].default for kind in RewardConfig.__subclasses__() if "type" in kind.model_fields}
+    for table in suite.rewards:
+        if table.get("type") not in known:
+            raise EvaluationError(
+                f"suite {suite.name} needs the reward type = {table.get('type')!r}, which this version of gspo does not "
+                f"have (it has {', '.join(sorted(known))}): its problems can be loaded, but not scored"
+            )
+    adapter: TypeAdapter[Any] = TypeAdapter(list[Reward])
+    return _checked(adapter, suite.rewards, f"suite {suite.name}, rewards")
+
+
+def _checked(kind: Any, values: Any, where: str) -> Any:
+    validate = kind.validate_python if isinstance(kind, TypeAdapter) else kind.model_validate
+    try:
+        return validate(values)
+    except ValidationError as error:
+        faults = [(".".join(map(str, f["loc"])), f["msg"].removeprefix("Value error, ")) for f in error.errors()]
+        raise EvaluationError("\n".join(f"{where}: {key + ': ' if key else ''}{text}" for key, text in faults)) from None
