@@ -15,8 +15,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("types", "config", "functions", "recipe", "distributed"),
-    ("objectives", "advantages", "data", "chat", "rewards", "reporting", "functional"),
-    ("rollout", "training"),
+    ("objectives", "advantages", "data", "chat", "rewards", "environments", "reporting", "functional"),
+    ("rollout", "training", "credit"),
     ("evaluation", "prompts", "folder", "signals"),
     ("run", "cold_start", "loop"),
     ("cli",),

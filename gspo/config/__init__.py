@@ -11,8 +11,10 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from .environment import Environment, EnvironmentConfig, FunctionEnvironment, ToolEnvironment
 from .model import CreateConfig, LoraConfig, ModelConfig
 from .rewards import (
+    EnvironmentReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -48,9 +50,13 @@ __all__ = [
     "CorrectionConfig",
     "CreateConfig",
     "DatasetSource",
+    "Environment",
+    "EnvironmentConfig",
+    "EnvironmentReward",
     "EvaluationConfig",
     "ExactReward",
     "FormatReward",
+    "FunctionEnvironment",
     "FunctionReward",
     "JsonlSource",
     "KLConfig",
@@ -73,6 +79,7 @@ __all__ = [
     "Section",
     "Source",
     "SourceConfig",
+    "ToolEnvironment",
     "TrackingConfig",
     "TrainingConfig",
     "VllmConfig",
@@ -99,6 +106,8 @@ class Config(Section):
     """One table `[[rewards]]` a reward; their weighted sum is the reward."""
     rollout: RolloutConfig
     """How the old policy samples."""
+    environment: Environment | None = None
+    """What goes on after a response. None: a single turn."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """What is maximised."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -192,6 +201,27 @@ class Config(Section):
             raise ValueError(
                 'rollout.correction.level = "token" with objective.name = "gspo": it weighs one advantage a sequence; '
                 'use level = "sequence_mean" or "sequence_product", or objective.name = "gspo_token", "grpo" or "dapo"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_have_rewards(self) -> Self:
+        by_turn, rewards = self.advantage.credit == "turn", [r for r in self.rewards if isinstance(r, EnvironmentReward)]
+        if rewards and self.environment is None:
+            raise ValueError('a reward of type = "environment" needs an [environment] table, whose rewards it adds up')
+        if by_turn and not rewards:
+            raise ValueError(
+                'advantage.credit = "turn" needs the rewards of turns: add [[rewards]] with type = "environment"'
+            )
+        if by_turn and self.objective.name == "gspo":
+            raise ValueError(
+                'advantage.credit = "turn" with objective.name = "gspo", which has one advantage a sequence: '
+                'use objective.name = "gspo_token", "grpo" or "dapo"'
+            )
+        if by_turn and self.objective.kl is not None and self.objective.kl.place == "reward":
+            raise ValueError(
+                'advantage.credit = "turn" with objective.kl.place = "reward": the penalty is of a whole episode; use '
+                'objective.kl.place = "loss"'
             )
         return self
 

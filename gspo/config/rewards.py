@@ -88,6 +88,13 @@ class LengthPenalty(RewardConfig):
         return self
 
 
+class EnvironmentReward(RewardConfig):
+    """The sum of what the environment gave to the turns of an episode; turns that it did not score count as 0."""
+
+    type: Literal["environment"] = "environment"
+    """Kind of reward."""
+
+
 class FunctionReward(RewardConfig):
     """Your own function: takes a list of samples, returns a number, a Score or None (abstain) for each."""
 
@@ -107,6 +114,7 @@ Reward = Annotated[
     | FormatReward
     | ReasoningGymReward
     | LengthPenalty
+    | EnvironmentReward
     | FunctionReward,
     Field(discriminator="type"),
 ]

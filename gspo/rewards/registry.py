@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..config import (
+    EnvironmentReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -19,6 +20,7 @@ from ..config import (
     reward_name,
 )
 from ..functions import FunctionError, check_arguments, load_function
+from .episodes import environment
 from .gym import reasoning_gym
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
@@ -43,6 +45,7 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     FormatReward: form,
     ReasoningGymReward: reasoning_gym,
     LengthPenalty: length_penalty,
+    EnvironmentReward: environment,
     FunctionReward: own_function,
 }
 
