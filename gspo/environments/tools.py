@@ -110,7 +110,7 @@ def search(query: str, folder: str, num_results: int = 3) -> str:
         raise ValueError("the query has no words")
     seen = Counter(word for _, words, _ in passages for word in wanted & words.keys())
     weight = {word: math.log(1 + len(passages) / seen[word]) for word in seen}
-    scores = [sum(weight[w] * min(words[w], 3) for w in wanted & words.keys()) for _, words, _ in passages]
+    scores = [sum(weight[w] * words[w] / (words[w] + 1) for w in wanted & words.keys()) for _, words, _ in passages]
     order = sorted(range(len(passages)), key=lambda i: -scores[i])[: max(1, min(num_results, 20))]
     best = [passages[i] for i in order if scores[i] > 0]
     found = [f"[{where}]\n{text}" for where, _, text in best] or ["no passage has any of these words"]
