@@ -11,7 +11,7 @@ def problems(seed, size):
     """Rows of four problems; the first is the prompt."""
     numbers = random.Random(seed)
     for _ in range(size):
-        pairs = [(numbers.randrange(100), numbers.randrange(100)) for _ in range(TURNS)]
+        pairs = [(numbers.randrange(100), numbers.randrange(10)) for _ in range(TURNS)]
         yield {
             "prompt": f"{pairs[0][0]}+{pairs[0][1]}=",
             "problems": [f"{a}+{b}=" for a, b in pairs],

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "gspo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("types", "config", "functions", "recipe", "distributed"),
+    ("types", "config", "functions", "verifiers_package", "recipe", "distributed"),
     ("objectives", "advantages", "data", "chat", "rewards", "environments", "reporting", "functional"),
     ("rollout", "training", "credit"),
     ("evaluation", "prompts", "folder", "signals"),

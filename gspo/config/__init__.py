@@ -25,11 +25,21 @@ from .rewards import (
     ReasoningGymReward,
     Reward,
     RewardConfig,
+    VerifiersReward,
     reward_name,
 )
 from .rollout import CorrectionConfig, RolloutConfig, SamplingConfig, VllmConfig
 from .section import Section, either, nearest
-from .sources import DatasetSource, JsonlSource, ParquetSource, PythonSource, ReasoningGymSource, Source, SourceConfig
+from .sources import (
+    DatasetSource,
+    JsonlSource,
+    ParquetSource,
+    PythonSource,
+    ReasoningGymSource,
+    Source,
+    SourceConfig,
+    VerifiersSource,
+)
 from .training import (
     AdvantageConfig,
     CheckpointConfig,
@@ -82,6 +92,8 @@ __all__ = [
     "ToolEnvironment",
     "TrackingConfig",
     "TrainingConfig",
+    "VerifiersReward",
+    "VerifiersSource",
     "VllmConfig",
     "reward_name",
 ]

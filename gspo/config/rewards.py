@@ -70,6 +70,13 @@ class ReasoningGymReward(RewardConfig):
     """Kind of reward."""
 
 
+class VerifiersReward(RewardConfig):
+    """The weighted sum of the reward functions of the `verifiers` environment that the prompt came from."""
+
+    type: Literal["verifiers"] = "verifiers"
+    """Kind of reward."""
+
+
 class LengthPenalty(RewardConfig):
     """0 up to `free_tokens` response tokens, then falling linearly to -1 at `max_tokens` (DAPO, arXiv:2503.14476,
     equation 13)."""
@@ -113,6 +120,7 @@ Reward = Annotated[
     | MathReward
     | FormatReward
     | ReasoningGymReward
+    | VerifiersReward
     | LengthPenalty
     | EnvironmentReward
     | FunctionReward,

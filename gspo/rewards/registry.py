@@ -17,6 +17,7 @@ from ..config import (
     NumericReward,
     ReasoningGymReward,
     RewardConfig,
+    VerifiersReward,
     reward_name,
 )
 from ..functions import FunctionError, check_arguments, load_function
@@ -25,6 +26,7 @@ from .gym import reasoning_gym
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
 from .verifier import Built, GoldCheck, RewardError, Verifier
+from .verifiers_rubric import verifiers
 
 
 def own_function(config: FunctionReward) -> Verifier:
@@ -44,6 +46,7 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     MathReward: math,
     FormatReward: form,
     ReasoningGymReward: reasoning_gym,
+    VerifiersReward: verifiers,
     LengthPenalty: length_penalty,
     EnvironmentReward: environment,
     FunctionReward: own_function,
