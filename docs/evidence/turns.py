@@ -3,8 +3,9 @@
     python docs/evidence/turns.py --seeds 0 --steps 200
     python docs/evidence/turns.py --draw
 
-Run from the folder above docs. Each seed has one cold start, from which all three train. Writes turns.jsonl (a row for each
-evaluation and each training step: seed, method, step, reward) and turns.png beside this file.
+Run from the folder above docs. Any other option is a setting of the recipe, `--training.learning_rate 1e-4`. Each seed has one
+cold start, from which all three train. Writes turns.jsonl (a row for each evaluation and each training step: seed, method,
+step, reward) and turns.png beside this file.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ METHODS = {
 }
 
 
-def run(seed: int, steps: int, output: str) -> list[dict]:
+def run(seed: int, steps: int, output: str, overrides: list[str]) -> list[dict]:
     """The rows of all methods at one seed."""
     from gspo.cold_start import cold_start
     from gspo.loop import train
     from gspo.recipe import build, load
 
-    values = load("recipes/turns.toml").model_dump(mode="json") | {"seed": seed, "output": output}
+    values = load("recipes/turns.toml", overrides).model_dump(mode="json") | {"seed": seed, "output": output}
     imitated = cold_start(build(values | {"name": f"turns-{seed}-start"}), resume=True)
     values |= {"cold_start": None, "model": {"path": str(imitated)}}
     values["training"] |= {"steps": steps}
@@ -66,15 +67,15 @@ def draw(rows: list[dict]) -> None:
 
 def main() -> None:
     """Run what is asked for, then draw."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--output", default="runs")
     parser.add_argument("--draw", action="store_true", help="only draw what is in turns.jsonl")
-    options = parser.parse_args()
+    options, overrides = parser.parse_known_args()
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
     for seed in [] if options.draw else options.seeds:
-        rows = [r for r in rows if r["seed"] != seed] + run(seed, options.steps, options.output)
+        rows = [r for r in rows if r["seed"] != seed] + run(seed, options.steps, options.output, overrides)
         ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     draw(rows)
 
