@@ -3,9 +3,9 @@
     python docs/evidence/turns.py --seeds 0 --steps 200
     python docs/evidence/turns.py --draw
 
-Run from the folder above docs. Any other option is a setting of the recipe, `--training.learning_rate 1e-4`. Each seed has one
-cold start, from which all three train. Writes turns.jsonl (a row for each evaluation and each training step: seed, method,
-step, reward) and turns.png beside this file.
+Run from the folder above docs. Any other option is a setting of the recipe, `--training.learning_rate 1e-4`. Each seed has
+one cold start, from which all three train. Writes turns.jsonl (a row for each evaluation and each training step: seed,
+method, step, reward) and turns.png beside this file.
 """
 
 from __future__ import annotations
