@@ -17,7 +17,7 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gspo.config import Config, RewardConfig, SourceConfig
+from gspo.config import Config, EnvironmentConfig, RewardConfig, SourceConfig
 from gspo.reporting.names import HISTOGRAM, LENGTHS, METRICS, ONLY_WHEN, QUANTILES
 
 HERE = Path(__file__).parent
@@ -85,7 +85,8 @@ def _table(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _kinds(kinds: list[type[BaseModel]], key: str) -> Iterator[str]:
     """A table that comes in kinds: what all have, then what each has."""
-    common, tag = (SourceConfig, "source") if issubclass(kinds[0], SourceConfig) else (RewardConfig, "type")
+    common = next(c for c in (SourceConfig, EnvironmentConfig, RewardConfig) if issubclass(kinds[0], c))
+    tag = "source" if common is SourceConfig else "type"
     names = ", ".join(f'`"{kind.model_fields[tag].default}"`' for kind in kinds)
     yield from [f"`{key}.{tag}` says of which kind it is: {names}. Every kind has:", ""]
     yield from _rows(common.model_fields, f"{key}.")

@@ -40,6 +40,36 @@ def group_advantages(
     return [None if r is None else (r - mean) / scale for r in rewards]
 
 
+def turn_advantages(
+    rewards: Sequence[Sequence[float] | None],
+    *,
+    discount: float = 1.0,
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    std: Literal["sample", "population", "none"] = "sample",
+) -> list[tuple[float, ...] | None]:
+    """Advantages by turn of one group: rewards [G][turns of each] -> [G][turns of each]; None is an abstention and stays.
+
+    The return of turn k is R_{i,k} = sum over l >= k of discount^(l - k) r_{i,l}. It is compared with the k-th turns of the
+    group's other episodes, those that have one: A_{i,k} = group_advantages of R_{.,k}. A turn that no other episode has
+    gets 0. Raises what `group_advantages` raises.
+    """
+    returns = [None if r is None else _returns(r, discount) for r in rewards]
+    longest = max((len(r) for r in returns if r is not None), default=0)
+    by_turn = [
+        group_advantages([r[k] if r is not None and k < len(r) else None for r in returns], baseline=baseline, std=std)
+        for k in range(longest)
+    ]
+    return [None if r is None else tuple(by_turn[k][i] or 0.0 for k in range(len(r))) for i, r in enumerate(returns)]
+
+
+def _returns(rewards: Sequence[float], discount: float) -> list[float]:
+    out, later = [], 0.0
+    for reward in reversed(rewards):
+        later = reward + discount * later
+        out.append(later)
+    return out[::-1]
+
+
 def _deviation(known: Sequence[float], mean: float, std: str) -> float:
     if std == "none":
         return 1.0

@@ -1,11 +1,21 @@
-"""Between text and tokens: prompts, responses, end-of-sequence ids, and the small tokenizer of small models."""
+"""Between text and tokens: prompts, what stands between two responses, end-of-sequence ids, the tokenizer of small models.
+
+The prompt of an episode's next response is made by adding to the ids of the one before: those that the policy sampled,
+then those of the text that the template writes between a response and the next. That text is cut out of a rendering of a
+short chat in which the response is a mark, so nothing that was sampled is rendered or tokenised, and what the policy has
+read stays as it was, also where the template would drop or rewrite earlier responses (their thinking) once a message
+follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .types import Conversation
+from .types import Conversation, Message
+
+MARK = "response-5e1f9c"
+"""Stands for a response in renderings; plain enough that templates keep it whole."""
 
 
 class ChatError(Exception):
@@ -16,8 +26,10 @@ class EncodeError(ValueError):
     """One text that the tokenizer cannot represent faithfully."""
 
 
-def encode(tokenizer: Any, prompt: Conversation | str) -> list[int]:
+def encode(tokenizer: Any, prompt: Conversation | str, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
     """Token ids of a prompt. [prompt tokens]
+
+    tools: JSON schemas that the chat template tells the model of.
 
     A chat goes through the tokenizer's chat template, with the head of the assistant's turn at its end; plain text is
     tokenised as it stands, with the special tokens that the tokenizer itself adds (a beginning-of-sequence token).
@@ -28,11 +40,93 @@ def encode(tokenizer: Any, prompt: Conversation | str) -> list[int]:
         return _ids(tokenizer, prompt, add_special_tokens=True)
     if not tokenizer.chat_template:
         raise ChatError('the tokenizer has no chat template: set format = "text" in the prompt source')
+    return _ids(tokenizer, _render(tokenizer, prompt, tools), add_special_tokens=False)  # the template has put them in
+
+
+def continuation(tokenizer: Any, messages: Conversation, *, last: int, chat: bool) -> list[int]:
+    """Token ids between a response and the next: the template's end of the turn, the messages, the head of the next turn.
+
+    last: the id that the response ends with, an end-of-sequence token. Where the template closes a turn with it, it is not
+    written twice; where the template closes a turn otherwise, its own text follows the sampled token. Of plain text
+    (chat = False) only the contents of the messages follow. Control tokens spelled out in a message stay text: a space
+    breaks them, `< |im_end|>`. [tokens between]
+
+    Raises EncodeError for messages that tokenizer or template refuse. Tried before training by `require_continuation`.
+    """
+    messages = [Message(role=m["role"], content=_spelled_out(tokenizer, m["content"])) for m in messages]
+    if not chat:
+        return _ids(tokenizer, "".join(m["content"] for m in messages), add_special_tokens=False)
+    ids = _ids(tokenizer, _after_mark(tokenizer, [], messages), add_special_tokens=False)
+    if last in ids and not tokenizer.decode(ids[: ids.index(last)]).strip():
+        return ids[ids.index(last) + 1 :]
+    return ids
+
+
+def require_continuation(tokenizer: Any, roles: Iterable[str]) -> None:
+    """Raises ChatError, before work is done, where what the template writes after a response cannot be told: it leaves the
+    response out or repeats it, drops a message of one of the roles, refuses it, or writes something else after two turns.
+    """
+    for role in roles:
+        reply, other = Message(role=role, content="reply-77ab"), Message(role="assistant", content="<think>a</think>b")
+        try:
+            once = _after_mark(tokenizer, [], [reply])
+            twice = _after_mark(tokenizer, [other, reply], [reply])
+        except EncodeError as error:
+            raise ChatError(
+                f"the chat template cannot go on after a response with a message of the role {role}: {error}"
+            ) from error
+        if once.count(reply["content"]) != 1:
+            raise ChatError(
+                f"the chat template drops or repeats a message of the role {role}: episodes cannot go on; {OTHER}"
+            )
+        if once != twice:
+            raise ChatError(
+                "the chat template writes something else after a first response than after a second, so that what follows "
+                f"a response cannot be told: {OTHER}"
+            )
+
+
+OTHER = "use another role or template, or leave [environment] out"
+
+
+def require_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ChatError where the chat template does not name one of the tools to the model."""
+    chat = [Message(role="user", content="a question")]
+    text = _render(tokenizer, chat, tools) if tools else ""
+    if missing := [t["function"]["name"] for t in tools if t["function"]["name"] not in text]:
+        raise ChatError(
+            f"the chat template does not tell the model of the tool {missing[0]}: use a model whose template knows tools, "
+            'or set environment.tell = "nothing" and say it in data.system'
+        )
+
+
+def _render(tokenizer: Any, chat: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The text of a chat with the head of the assistant's turn at its end."""
+    given = {"tools": [dict(t) for t in tools]} if tools else {}
     try:
-        text = tokenizer.apply_chat_template([dict(m) for m in prompt], add_generation_prompt=True, tokenize=False)
+        return tokenizer.apply_chat_template([dict(m) for m in chat], add_generation_prompt=True, tokenize=False, **given)
     except Exception as error:  # a template is a program from the model's maker: it can fail in any way
         raise EncodeError(f"the chat template refuses the chat: {error}") from error
-    return _ids(tokenizer, text, add_special_tokens=False)  # the template has put them in
+
+
+def _after_mark(tokenizer: Any, before: Conversation, messages: Conversation) -> str:
+    """What the template writes after a response, the messages and the head of the next turn included."""
+    mark = MARK
+    while any(mark in m["content"] for m in messages):
+        mark += "0"
+    response = Message(role="assistant", content=mark)
+    text = _render(tokenizer, [Message(role="user", content="a question"), *before, response, *messages])
+    if text.count(mark) != 1:
+        raise EncodeError(f"it writes an earlier response {text.count(mark)} times: {OTHER}")
+    return text.partition(mark)[2]
+
+
+def _spelled_out(tokenizer: Any, text: str) -> str:
+    """The text with a space inside every spelled-out control token, so that it becomes no token of that kind."""
+    for token in (added.content for added in tokenizer.added_tokens_decoder.values() if added.special):
+        if token in text:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
 
 
 def encode_response(tokenizer: Any, text: str) -> list[int]:

@@ -218,6 +218,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .chat import ChatError
     from .data import DataError
     from .distributed import RankError
+    from .environments import EpisodeError
     from .evaluation.evaluate import EvaluationError
     from .functions import FunctionError
     from .recipe import RecipeError
@@ -230,8 +231,8 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .training.policy import ModelError
 
     return (
-        ChatError, CheckpointError, DataError, EngineError, EvaluationError, FunctionError, ModelError, OSError,
-        RankError, RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
+        ChatError, CheckpointError, DataError, EngineError, EpisodeError, EvaluationError, FunctionError,
+        ModelError, OSError, RankError, RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
     )  # fmt: skip
 
 

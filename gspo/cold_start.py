@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from . import chat, data
 from .config import ColdStartConfig, Config
 from .distributed import ALONE, World
+from .environments import open_environment
 from .evaluation.evaluate import sample_and_score, summarise
 from .folder import Clock, newest_checkpoint, open_folder
 from .prompts import Say, load_prompts, training_and_evaluation_prompts
@@ -101,7 +103,15 @@ def load_examples(
     prompts, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, say)
     if table.data is not None:
         limit, where = config.rollout.max_prompt_tokens, "cold_start.data"
-        prompts = load_prompts(table.data, policy.tokenizer, [], max_prompt_tokens=limit, where=where, say=say)
+        prompts = load_prompts(
+            table.data,
+            policy.tokenizer,
+            [],
+            max_prompt_tokens=limit,
+            where=where,
+            say=say,
+            environment=config.environment,
+        )
         if config.evaluation is not None:
             prompts, _ = data.separate(prompts, evaluation, config.evaluation.overlap)
     examples = {p.row: _example(p, config, policy) for p in prompts}
@@ -117,9 +127,9 @@ def load_examples(
 
     def measure() -> Metrics:
         assert config.evaluation is not None
-        with policy.whole():
+        with policy.whole(), closing(open_environment(config.environment)) as environment:
             mine = policy.world.share(evaluation)
-            scored = sample_and_score(engine, mine, rewards, config.evaluation, policy.tokenizer)
+            scored = sample_and_score(engine, mine, rewards, config.evaluation, policy.tokenizer, environment=environment)
         return summarise(policy.world.merge(scored), config.evaluation, solved_at=config.solved_at).metrics
 
     return prompts, whole, measure

@@ -7,22 +7,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from . import data
-from .advantages import group_advantages
 from .config import Config
+from .credit import advantages as group_advantages
+from .credit import trajectory
 from .distributed import ALONE, SharedError, World
+from .environments import Environment, EpisodeError, open_environment
 from .evaluation.evaluate import sample_and_score, summarise
 from .folder import Clock, leave_folder, newest_checkpoint, open_folder
 from .objectives import clip_warning, estimate_kl
 from .prompts import training_and_evaluation_prompts
 from .reporting.records import RunRecords
-from .reporting.rollouts import reward_metrics, rollout_metrics, sample_lines
+from .reporting.rollouts import episode_metrics, reward_metrics, rollout_metrics, sample_lines
 from .reporting.terminal import Terminal
 from .reporting.trackers import Trackers, open_trackers
 from .rewards import Built, RewardError, build, notes, score
@@ -39,10 +41,10 @@ from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length, shard
 from .training.reference import ReferenceScore, open_reference
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
-from .types import Metrics, Prompt, Sample, Scored, Trajectory
+from .types import Advantage, Metrics, Prompt, Sample, Scored
 
 Groups = list[list[Scored]]
-Advantages = list[list[float | None]]
+Advantages = list[list[Advantage]]
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Run:
     engine: Engine
     probe: Probe
     reference: ReferenceScore | None
+    environment: Environment
     rewards: Sequence[Built]
     training: list[Prompt]
     evaluation: list[Prompt]
@@ -100,6 +103,7 @@ class Run:
                 seed=self.config.seed,
                 step=self.step + 1,
                 progress=progress,
+                environment=self.environment,
             )
 
     def score(self, groups: list[list[Sample]]) -> Groups:
@@ -113,27 +117,17 @@ class Run:
     def _sampling(self) -> Iterator[None]:
         """Each rank samples apart from the others, with the whole of the weights."""
         scope = nullcontext() if self.engine.copies_weights else self.policy.whole()
-        with scope, self.signals.apart(EngineError, RewardError):
+        with scope, self.signals.apart(EngineError, EpisodeError, RewardError):
             yield
 
     def pack(self, groups: Groups) -> tuple[Advantages, list[Minibatch]]:
         """Advantages by group, and the scored samples dealt into packed minibatches."""
         config = self.config
-        rewards: Advantages = [[s.total for s in group] for group in groups]
         references = self._references(groups)
-        kl = config.objective.kl
-        if kl is not None and kl.place == "reward":
-            rewards = [
-                [
-                    None if r is None else r - kl.coefficient * self._penalty(s, references)
-                    for s, r in zip(g, rs, strict=True)
-                ]
-                for g, rs in zip(groups, rewards, strict=True)
-            ]
-        chosen = config.advantage
-        advantages = [group_advantages(r, baseline=chosen.baseline, std=chosen.std) for r in rewards]
+        penalty = self._penalties(groups, references)
+        advantages = [group_advantages(group, config.advantage, config.rewards, penalty) for group in groups]
         trajectories = [
-            replace(trajectory(s.sample), advantage=a, reference_logprobs=references.get(s.sample.id))
+            trajectory(s.sample, a, references.get(s.sample.id))
             for group, group_advantages_ in zip(groups, advantages, strict=True)
             for s, a in zip(group, group_advantages_, strict=True)
             if a is not None
@@ -151,11 +145,16 @@ class Run:
         mine = [trajectory(s.sample) for group in self.world.share(groups) for s in group if s.total is not None]
         return {name: logps for part in self.world.gather(self.reference(mine)) for name, logps in part.items()}
 
-    def _penalty(self, scored: Scored, references: dict[str, np.ndarray]) -> float:
+    def _penalties(self, groups: Groups, references: dict[str, np.ndarray]) -> dict[str, float]:
+        """By sample id what a KL term in the reward takes off it; empty without one."""
         kl = self.config.objective.kl
-        assert kl is not None
-        log_ratio_T = scored.sample.completion.logprobs - references[scored.sample.id]
-        return float(estimate_kl(torch.from_numpy(log_ratio_T), kl.estimator).sum())
+        if kl is None or kl.place == "loss":
+            return {}
+        out = {}
+        for s in (s for group in groups for s in group if s.total is not None):
+            log_ratio_T = s.sample.completion.logprobs - references[s.sample.id]
+            out[s.sample.id] = kl.coefficient * float(estimate_kl(torch.from_numpy(log_ratio_T), kl.estimator).sum())
+        return out
 
     def update(self, minibatches: list[Minibatch]) -> Updated:
         """The gradient steps, with whatever memory the engine can spare meanwhile."""
@@ -197,7 +196,8 @@ class Run:
         mine = self.world.share(self.evaluation)
         with self.clock("evaluate"), self.terminal.generation(len(mine) * config.samples) as progress:
             with self._sampling():
-                scored = sample_and_score(self.engine, mine, self.rewards, config, self.policy.tokenizer, progress)
+                tokenizer, environment = self.policy.tokenizer, self.environment
+                scored = sample_and_score(self.engine, mine, self.rewards, config, tokenizer, progress, environment)
             done = summarise(self.world.merge(scored), config, solved_at=self.config.solved_at)
         untrained: Advantages = [[None] * len(group) for group in done.groups]
         if self.world.is_main:
@@ -219,6 +219,7 @@ class Run:
             "time": time.time(),
             **reward_metrics(groups, advantages, solved_at=self.config.solved_at),
             **rollout_metrics(groups, seconds=times["time/collect_s"]),
+            **episode_metrics(groups, on=self.config.environment is not None),
             **ratio_metrics(updated.ratios),
             **mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
             **correction_metrics(updated.ratios, on=self.config.rollout.correction is not None),
@@ -245,7 +246,7 @@ class Run:
 
     def _system(self, groups: Groups, minibatches: Sequence[Minibatch], updated: Updated, seconds: float) -> Metrics:
         samples = [s.sample for group in groups for s in group]
-        sizes = [(len(s.prompt.token_ids), s.num_tokens) for s in samples]
+        sizes = [(len(s.prompt.token_ids) + s.num_reply_tokens, s.num_tokens) for s in samples]
         shared = [(len(group[0].sample.prompt.token_ids), 0) for group in groups]
         mine = 0.0
         for i, part in enumerate(minibatches):
@@ -308,6 +309,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
     with ExitStack() as stack:
         stack.callback(leave_folder, folder)
         rewards = build(config.rewards)
+        environment = stack.enter_context(closing(open_environment(config.environment)))
         found = world.first(lambda: newest_checkpoint(folder, resume=resume, say=print))
         done = found.state["step"] if found else 0
         title = f"{config.objective.name}, {config.rollout.prompts_per_step} prompts x {config.rollout.group_size}"
@@ -342,6 +344,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
             engine=engine,
             probe=open_probe(config, policy, training),
             reference=open_reference(config, policy, start),
+            environment=environment,
             rewards=rewards,
             training=training,
             evaluation=evaluation,
@@ -363,7 +366,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
 def _saved_when_interrupted(run: Run) -> Iterator[None]:
     try:
         yield
-    except (RewardError, EngineError, SharedError):  # before any weight of the step moved
+    except (RewardError, EngineError, EpisodeError, SharedError):  # before any weight of the step moved
         run.save_progress()
         raise
     except Interrupted:
@@ -371,14 +374,6 @@ def _saved_when_interrupted(run: Run) -> Iterator[None]:
         done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
         run.terminal.note(f"{done}; go on with --resume")
         raise
-
-
-def trajectory(sample: Sample) -> Trajectory:
-    """The tokens of a sample as they were sampled, its advantage still 0."""
-    prompt, completion = np.array(sample.prompt.token_ids, np.int64), sample.completion
-    tokens = np.concatenate([prompt, completion.token_ids])
-    trained = np.arange(len(tokens)) >= len(prompt)
-    return Trajectory(sample.id, sample.prompt.id, tokens, trained, completion.logprobs, 0.0)
 
 
 def _peak_memory(device: torch.device) -> int:

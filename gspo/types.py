@@ -54,15 +54,62 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the model asked for it."""
+
+    name: str
+    """The tool's name as the model wrote it; empty where the call could not be read."""
+    arguments: str
+    """The arguments as JSON, or the whole call as it stands where it could not be read."""
+    output: str
+    """What the model was told."""
+    failed: bool
+    """Whether it was told of a fault: an unknown tool, unreadable JSON, wrong arguments, an exception, a time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An environment's answer to one response. `Reply(done=True)` ends the episode without a word."""
+
+    messages: tuple[Message, ...] = ()
+    """What the model is told before its next response."""
+    done: bool = False
+    """Whether the episode ends here; its messages are then for the records alone."""
+    reward: float | None = None
+    """What this response is worth, or None where the environment does not score this turn."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tools that were called for it, for the records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One response of an episode, and what came back."""
+
+    completion: Completion
+    """As the engine returned it."""
+    text: str
+    """The response decoded, special tokens left out."""
+    reply: Reply
+    """The environment's answer."""
+    reply_ids: np.ndarray
+    """int64 [tokens between this response and the next]: the template's and the reply's, which the policy read and did not
+    sample. Empty after the last response."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt with one response: what a reward sees."""
+    """A prompt with one response, or one episode of several: what a reward sees."""
 
     id: str
     """`s{step}/{prompt id}/{index in the group}`; errors name it."""
     prompt: Prompt
     completion: Completion
+    """All that the policy sampled: of an episode the responses joined, the weight version and seed of the first, `length`
+    where a limit of tokens ended it."""
     text: str
-    """The response decoded, special tokens left out."""
+    """The response decoded, special tokens left out; of an episode the last one."""
+    turns: tuple[Turn, ...] = ()
+    """The responses one by one with what came back, in their order. Empty where a sample was not made by `collect`."""
 
     @property
     def answer(self) -> Any:
@@ -71,8 +118,24 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens, the end-of-sequence token included."""
+        """Tokens that the policy sampled, end-of-sequence tokens included."""
         return len(self.completion.token_ids)
+
+    @property
+    def num_reply_tokens(self) -> int:
+        """Tokens between the responses of an episode, which the policy did not sample."""
+        return sum(len(turn.reply_ids) for turn in self.turns)
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The chat from the prompt to the last response; a plain-text prompt is a user's message."""
+        messages = list(self.prompt.messages or [Message(role="user", content=self.prompt.text)])
+        for turn in self.turns:
+            messages += [
+                Message(role="assistant", content=turn.text),
+                *(turn.reply.messages if len(turn.reply_ids) else ()),
+            ]
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +183,9 @@ class Trajectory:
         """Tokens that count in loss, length and ratio."""
         return len(self.engine_logprobs)
 
+
+Advantage = float | tuple[float, ...] | None
+"""Of a sample, of each of its turns, or None: a verifier abstained."""
 
 Metrics = dict[str, Any]
 """Metric name `stage/name` to a number, or to a list of numbers for quantiles and histograms."""

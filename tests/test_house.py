@@ -14,9 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "gspo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("types", "config", "functions", "recipe", "distributed"),
-    ("objectives", "advantages", "data", "chat", "rewards", "reporting", "functional"),
-    ("rollout", "training"),
+    ("types", "config", "functions", "verifiers_package", "recipe", "distributed"),
+    ("objectives", "advantages", "data", "chat", "rewards", "environments", "reporting", "functional"),
+    ("rollout", "training", "credit"),
     ("evaluation", "prompts", "check", "folder", "signals"),
     ("run", "cold_start", "loop"),
     ("cli",),

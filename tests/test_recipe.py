@@ -291,7 +291,11 @@ def test_several_faults_are_several_lines():
         ("rewards.0.type", "maths", "rewards.0.type = 'maths': must be one of 'exact', 'numeric', 'last_number', 'math'"),
         ("rewards.0.type", ..., "rewards.0.type is missing: use one of exact, numeric, last_number, math"),
         ("data.source", "json", "data.source = 'json': must be one of 'jsonl', 'parquet'"),
-        ("data.source", ..., "data.source is missing: use one of jsonl, parquet, dataset, reasoning_gym, python"),
+        (
+            "data.source",
+            ...,
+            "data.source is missing: use one of jsonl, parquet, dataset, reasoning_gym, verifiers, python",
+        ),
         ("data.path", ..., "data.path is missing"),
         ("objective.kl", {"coefficient": 0.1}, "objective.kl.estimator is missing"),
     ],

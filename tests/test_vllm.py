@@ -133,7 +133,9 @@ def test_loads_are_followed_stamped_and_flush_what_was_cached():
             assert {c.weight_version for c in outputs} == {version}
             move(policy)
             engine.load(policy)
-        cached = [out.num_cached_tokens for out in engine._run(prompts, 6, lambda n: None)]
+        cached = [
+            out.num_cached_tokens for out in engine._run(prompts, SamplingConfig(max_response_tokens=6), lambda n: None)
+        ]
         assert cached.count(0) == 2  # the first of each group computes the prompt that the others share
         assert engine.generate([], config) == []
 

@@ -11,9 +11,11 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from .environment import Environment, EnvironmentConfig, FunctionEnvironment, ToolEnvironment
 from .model import CreateConfig, LoraConfig, ModelConfig
 from .rewards import (
     CodeReward,
+    EnvironmentReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -26,11 +28,21 @@ from .rewards import (
     ReasoningGymReward,
     Reward,
     RewardConfig,
+    VerifiersReward,
     reward_name,
 )
 from .rollout import CorrectionConfig, RolloutConfig, SamplingConfig, VllmConfig
 from .section import Section, either, nearest
-from .sources import DatasetSource, JsonlSource, ParquetSource, PythonSource, ReasoningGymSource, Source, SourceConfig
+from .sources import (
+    DatasetSource,
+    JsonlSource,
+    ParquetSource,
+    PythonSource,
+    ReasoningGymSource,
+    Source,
+    SourceConfig,
+    VerifiersSource,
+)
 from .training import (
     AdvantageConfig,
     CheckpointConfig,
@@ -52,9 +64,13 @@ __all__ = [
     "CorrectionConfig",
     "CreateConfig",
     "DatasetSource",
+    "Environment",
+    "EnvironmentConfig",
+    "EnvironmentReward",
     "EvaluationConfig",
     "ExactReward",
     "FormatReward",
+    "FunctionEnvironment",
     "FunctionReward",
     "JsonlSource",
     "JudgeReward",
@@ -79,8 +95,11 @@ __all__ = [
     "Section",
     "Source",
     "SourceConfig",
+    "ToolEnvironment",
     "TrackingConfig",
     "TrainingConfig",
+    "VerifiersReward",
+    "VerifiersSource",
     "VllmConfig",
     "reward_name",
 ]
@@ -105,6 +124,8 @@ class Config(Section):
     """One table `[[rewards]]` a reward; their weighted sum is the reward."""
     rollout: RolloutConfig
     """How the old policy samples."""
+    environment: Environment | None = None
+    """What goes on after a response. None: a single turn."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """What is maximised."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -198,6 +219,27 @@ class Config(Section):
             raise ValueError(
                 'rollout.correction.level = "token" with objective.name = "gspo": it weighs one advantage a sequence; '
                 'use level = "sequence_mean" or "sequence_product", or objective.name = "gspo_token", "grpo" or "dapo"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_have_rewards(self) -> Self:
+        by_turn, rewards = self.advantage.credit == "turn", [r for r in self.rewards if isinstance(r, EnvironmentReward)]
+        if rewards and self.environment is None:
+            raise ValueError('a reward of type = "environment" needs an [environment] table, whose rewards it adds up')
+        if by_turn and not rewards:
+            raise ValueError(
+                'advantage.credit = "turn" needs the rewards of turns: add [[rewards]] with type = "environment"'
+            )
+        if by_turn and self.objective.name == "gspo":
+            raise ValueError(
+                'advantage.credit = "turn" with objective.name = "gspo", which has one advantage a sequence: '
+                'use objective.name = "gspo_token", "grpo" or "dapo"'
+            )
+        if by_turn and self.objective.kl is not None and self.objective.kl.place == "reward":
+            raise ValueError(
+                'advantage.credit = "turn" with objective.kl.place = "reward": the penalty is of a whole episode; use '
+                'objective.kl.place = "loss"'
             )
         return self
 

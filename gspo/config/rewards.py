@@ -79,6 +79,13 @@ class ReasoningGymReward(RewardConfig):
     """Kind of reward."""
 
 
+class VerifiersReward(RewardConfig):
+    """The weighted sum of the reward functions of the `verifiers` environment that the prompt came from."""
+
+    type: Literal["verifiers"] = "verifiers"
+    """Kind of reward."""
+
+
 class LengthPenalty(RewardConfig):
     """0 up to `free_tokens` response tokens, then falling linearly to -1 at `max_tokens` (DAPO, arXiv:2503.14476,
     equation 13)."""
@@ -138,6 +145,13 @@ class CodeReward(RewardConfig):
     """Most that a program may write to its standard output or error. 1024: expected outputs of contests stay below."""
     workers: int | None = Field(default=None, gt=0)
     """Programs that run beside each other. None: as many as this process has CPU cores."""
+
+
+class EnvironmentReward(RewardConfig):
+    """The sum of what the environment gave to the turns of an episode; turns that it did not score count as 0."""
+
+    type: Literal["environment"] = "environment"
+    """Kind of reward."""
 
 
 class FunctionReward(RewardConfig):
@@ -294,10 +308,12 @@ Reward = Annotated[
     | MathReward
     | FormatReward
     | ReasoningGymReward
+    | VerifiersReward
     | LengthPenalty
     | CodeReward
     | ModelReward
     | JudgeReward
+    | EnvironmentReward
     | FunctionReward,
     Field(discriminator="type"),
 ]

@@ -79,6 +79,20 @@ class ReasoningGymSource(SourceConfig):
     """Column with the prompt: reasoning-gym calls it question."""
 
 
+class VerifiersSource(SourceConfig):
+    """The data of a single-turn environment of the package `verifiers` (0.1), which has to be installed beside it. Its
+    rewards are [[rewards]] with type = "verifiers"."""
+
+    source: Literal["verifiers"] = "verifiers"
+    """Kind of source."""
+    environment: str
+    """Its name, as `verifiers.load_environment` takes it."""
+    parameters: dict[str, Any] = {}
+    """Keyword arguments of its `load_environment`."""
+    split: Literal["train", "eval"] = "train"
+    """Its data for training or for evaluation."""
+
+
 class PythonSource(SourceConfig):
     """A Python function that returns rows."""
 
@@ -91,5 +105,6 @@ class PythonSource(SourceConfig):
 
 
 Source = Annotated[
-    JsonlSource | ParquetSource | DatasetSource | ReasoningGymSource | PythonSource, Field(discriminator="source")
+    JsonlSource | ParquetSource | DatasetSource | ReasoningGymSource | VerifiersSource | PythonSource,
+    Field(discriminator="source"),
 ]

@@ -45,6 +45,12 @@ class AdvantageConfig(Section):
     std: Literal["sample", "population", "none"] = "sample"
     """Divide by the group's standard deviation over G - 1, over G, or not at all (Dr. GRPO). `sample` is what the
     field's frameworks use."""
+    credit: Literal["response", "turn"] = "response"
+    """Who shares an advantage: all tokens of a response or episode, or those of a turn, by the rewards of an environment;
+    docs/environments.md has the formula. `response`: the method's."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """With `turn`: a turn is credited with its reward and, for each turn further off, this factor times the later ones. 1:
+    the sum of all, as a turn may prepare the next. 0: its own alone."""
 
 
 # ---- training ---------------------------------------------------------------------------------------------

@@ -12,8 +12,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config import DatasetSource, JsonlSource, ParquetSource, PythonSource, ReasoningGymSource, SourceConfig
+from ..config import (
+    DatasetSource,
+    JsonlSource,
+    ParquetSource,
+    PythonSource,
+    ReasoningGymSource,
+    SourceConfig,
+    VerifiersSource,
+)
 from ..functions import FunctionError, check_arguments, load_function
+from ..verifiers_package import VerifiersError, load_environment
 from .errors import DataError
 
 Row = dict[str, Any]
@@ -45,6 +54,8 @@ def describe(source: SourceConfig) -> str:
             return f"reasoning-gym task {source.task}"
         case JsonlSource() | ParquetSource():
             return source.path
+        case VerifiersSource():
+            return f"verifiers environment {source.environment}"
         case PythonSource():
             return source.function
     raise TypeError(f"{type(source).__name__} is no prompt source")
@@ -159,6 +170,18 @@ def _gym_row(entry: Row, task: str, parameters: Row) -> Row:
     return {**metadata, **taken, "_entry": entry, "_task": task, "_parameters": parameters}
 
 
+def _verifiers(source: VerifiersSource) -> list[Row]:
+    try:
+        environment = load_environment(source.environment, source.parameters)
+        data = environment.get_dataset() if source.split == "train" else environment.get_eval_dataset()
+    except VerifiersError as error:
+        raise DataError(str(error)) from error
+    except Exception as error:  # foreign code: say whose failure it is
+        raise DataError(f"{describe(source)}: has no data for {source.split}: {_first_line(error)}") from error
+    origin = {"_environment": source.environment, "_parameters": source.parameters}
+    return [dict(row) | origin for row in islice(data, source.limit)]
+
+
 def _python(source: PythonSource) -> list[Row]:
     try:
         function = load_function(source.function)
@@ -199,5 +222,6 @@ _LOADERS: dict[type[SourceConfig], Callable[[Any], list[Row]]] = {
     ParquetSource: _parquet,
     DatasetSource: _dataset,
     ReasoningGymSource: _reasoning_gym,
+    VerifiersSource: _verifiers,
     PythonSource: _python,
 }

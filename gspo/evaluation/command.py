@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from ..config import Config
+from ..environments import open_environment
 from ..prompts import load_prompts
 from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
@@ -39,8 +40,11 @@ def evaluate_model(config: Config, model: Path | None) -> str:
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             where="evaluation.data",
             say=terminal.note,
+            environment=config.environment,
         )
-        with closing(open_engine(config, policy, terminal.note)) as engine:
+        with ExitStack() as stack:
+            environment = stack.enter_context(closing(open_environment(config.environment)))
+            engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
             prove(engine, policy, open_probe(config, policy, prompts))
             with terminal.generation(len(prompts) * config.evaluation.samples) as progress:
                 done = evaluate(
@@ -51,6 +55,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
                     policy.tokenizer,
                     solved_at=config.solved_at,
                     progress=progress,
+                    environment=environment,
                 )
         terminal.step({"step": 1, **done.metrics})
     return "\n".join(f"{key.removeprefix('evaluation/'):<24} {value}" for key, value in done.metrics.items())

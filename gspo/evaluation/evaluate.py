@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..config import EvaluationConfig
+from ..environments import SINGLE_TURN, Environment
 from ..rewards import Built, score
 from ..rollout.collect import collect
 from ..rollout.engine import Engine, Progress
@@ -39,12 +40,14 @@ def evaluate(
     *,
     solved_at: float,
     progress: Progress = lambda n: None,
+    environment: Environment = SINGLE_TURN,
 ) -> Evaluated:
     """Sample, score and summarise. Seeds depend on config.seed and the row alone, so that every evaluation is alike.
 
     Raises EvaluationError where abstentions leave no prompt with k samples for a pass@k.
     """
-    return summarise(sample_and_score(engine, prompts, rewards, config, tokenizer, progress), config, solved_at=solved_at)
+    scored = sample_and_score(engine, prompts, rewards, config, tokenizer, progress, environment)
+    return summarise(scored, config, solved_at=solved_at)
 
 
 def sample_and_score(
@@ -54,10 +57,19 @@ def sample_and_score(
     config: EvaluationConfig,
     tokenizer: Any,
     progress: Progress = lambda n: None,
+    environment: Environment = SINGLE_TURN,
 ) -> list[list[Scored]]:
     """config.samples scored samples to each prompt, one list a prompt, in their order."""
     groups = collect(
-        engine, prompts, config, tokenizer, group_size=config.samples, seed=config.seed, step=0, progress=progress
+        engine,
+        prompts,
+        config,
+        tokenizer,
+        group_size=config.samples,
+        seed=config.seed,
+        step=0,
+        progress=progress,
+        environment=environment,
     )
     scored = score(rewards, [s for group in groups for s in group])
     size = config.samples

@@ -35,6 +35,12 @@ METRICS: dict[str, str] = {
     "rollout/response_tokens_max": "Longest response, tokens.",
     "rollout/truncated": "Share of responses that hit the limit of response tokens.",
     "rollout/tokens_per_s": "Response tokens sampled a second of collecting.",
+    "environment/turns_mean": "Mean number of responses of an episode.",
+    "environment/unfinished": "Share of episodes that a limit of turns or tokens ended, not the environment.",
+    "environment/reply_tokens_mean": "Mean number of tokens that the policy read between the responses of an episode.",
+    "environment/tool_calls_mean": "Mean number of tool calls of an episode.",
+    "environment/tool_errors": "Share of tool calls that were answered with a fault; null without a call.",
+    "environment/reward_by_turn": "Mean reward that the environment gave to each turn in order; null where it gave none.",
     "policy/entropy": "Mean entropy of the next-token distribution, nats a trained token; of samples with a signal.",
     "objective/loss": "Loss, the mean over minibatches.",
     "ratio/sequence_mean": "Mean of s, the sequence ratio exp(mean of the token log-ratios).",
@@ -113,6 +119,7 @@ METRICS: dict[str, str] = {
 
 ONLY_WHEN: dict[str, str] = {
     "update/loss_scale": "parameters are float16",
+    "environment/": "the recipe has an environment",
     "kl/": "there is a reference policy",
     "correction/": "correction is on",
     "evaluation/": "the step has an evaluation",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from ..types import Metrics, Scored
+from ..types import Advantage, Metrics, Sample, Scored
 
 Groups = Sequence[Sequence[Scored]]
 
 
-def reward_metrics(groups: Groups, advantages: Sequence[Sequence[float | None]], *, solved_at: float) -> Metrics:
+def reward_metrics(groups: Groups, advantages: Sequence[Sequence[Advantage]], *, solved_at: float) -> Metrics:
     """`reward/` of a rollout batch; groups and advantages are [prompts][samples]. Nothing scored: null."""
     samples = [s for group in groups for s in group]
     totals = np.array([s.total for s in samples if s.total is not None])
@@ -22,7 +23,7 @@ def reward_metrics(groups: Groups, advantages: Sequence[Sequence[float | None]],
         "reward/mean": _mean(totals),
         "reward/std": float(totals.std(ddof=1)) if len(totals) > 1 else None,
         "reward/solved": _mean(totals >= solved_at),
-        "reward/groups_without_signal": _mean([not any(a for a in group) for group in advantages]),
+        "reward/groups_without_signal": _mean([not any(_signal(a) for a in group) for group in advantages]),
         "reward/abstained": len(samples) - len(totals),
         **{f"reward/part/{name}": _mean(values) for name, values in parts.items()},
     }
@@ -41,9 +42,28 @@ def rollout_metrics(groups: Groups, *, seconds: float) -> Metrics:
     }
 
 
+def episode_metrics(groups: Groups, *, on: bool) -> Metrics:
+    """`environment/` of a rollout batch; empty where the recipe has none."""
+    if not on:
+        return {}
+    samples = [s.sample for group in groups for s in group]
+    turns = [s.turns for s in samples]
+    calls = [[call for turn in episode for call in turn.reply.calls] for episode in turns]
+    every = [call for episode in calls for call in episode]
+    rewards = [[e[k].reply.reward for e in turns if len(e) > k] for k in range(max(map(len, turns)))]
+    return {
+        "environment/turns_mean": _mean([len(episode) for episode in turns]),
+        "environment/unfinished": _mean([not episode[-1].reply.done for episode in turns]),
+        "environment/reply_tokens_mean": _mean([s.num_reply_tokens for s in samples]),
+        "environment/tool_calls_mean": _mean([len(episode) for episode in calls]),
+        "environment/tool_errors": _mean([call.failed for call in every]),
+        "environment/reward_by_turn": [_mean([r for r in by_turn if r is not None]) for by_turn in rewards],
+    }
+
+
 def sample_lines(
     groups: Groups,
-    advantages: Sequence[Sequence[float | None]],
+    advantages: Sequence[Sequence[Advantage]],
     updated: Mapping[str, tuple[float, bool]],
     *,
     step: int,
@@ -57,7 +77,7 @@ def sample_lines(
                 "id": sample.id,
                 "step": step,
                 "prompt": sample.prompt.text,
-                "response": sample.text,
+                "response": _transcript(sample),
                 "answer": None if sample.answer is None else str(sample.answer),
                 "reward": scored.total,
                 "parts": {name: {"value": part.value, "why": part.why} for name, part in scored.parts.items()},
@@ -68,7 +88,45 @@ def sample_lines(
                 "weight_version": sample.completion.weight_version,
                 "ratio": ratio,
                 "clipped": clipped,
+                **({"turns": _turns(sample)} if _is_episode(sample) else {}),
             }
+
+
+def _is_episode(sample: Sample) -> bool:
+    """Whether more happened than a response."""
+    return len(sample.turns) > 1 or any(turn.reply.calls or turn.reply.reward is not None for turn in sample.turns)
+
+
+def _signal(advantage: Advantage) -> bool:
+    return any(advantage) if isinstance(advantage, tuple) else bool(advantage)
+
+
+def _transcript(sample: Sample) -> str:
+    """The response; of an episode its conversation after the prompt."""
+    if len(sample.turns) < 2:
+        return sample.text
+    start = len(sample.prompt.messages or "1")
+    return "\n".join(
+        m["content"] if m["role"] == "assistant" else f"[{m['role']}] {m['content']}" for m in sample.conversation[start:]
+    )
+
+
+def _turns(sample: Sample) -> list[dict[str, Any]]:
+    """A record of each turn."""
+    return [
+        {
+            "text": turn.text,
+            "num_tokens": len(turn.completion.token_ids),
+            "finish_reason": turn.completion.finish_reason,
+            "weight_version": turn.completion.weight_version,
+            "seed": turn.completion.seed,
+            "reward": turn.reply.reward,
+            "calls": [asdict(call) for call in turn.reply.calls],
+            "reply": [dict(message) for message in turn.reply.messages],
+            "reply_tokens": len(turn.reply_ids),
+        }
+        for turn in sample.turns
+    ]
 
 
 def _mean(values: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import (
     CodeReward,
+    EnvironmentReward,
     ExactReward,
     FormatReward,
     FunctionReward,
@@ -20,15 +21,18 @@ from ..config import (
     NumericReward,
     ReasoningGymReward,
     RewardConfig,
+    VerifiersReward,
     reward_name,
 )
 from ..functions import FunctionError, check_arguments, load_function
 from .code import code
+from .episodes import environment
 from .gym import reasoning_gym
 from .judge import judge
 from .mathematics import math
 from .text import exact, form, last, length_penalty, numeric
 from .verifier import Built, GoldCheck, RewardError, Verifier
+from .verifiers_rubric import verifiers
 
 
 def own_function(config: FunctionReward) -> Verifier:
@@ -58,10 +62,12 @@ BUILDERS: dict[type[RewardConfig], Callable[[Any], Verifier]] = {
     MathReward: math,
     FormatReward: form,
     ReasoningGymReward: reasoning_gym,
+    VerifiersReward: verifiers,
     LengthPenalty: length_penalty,
     CodeReward: code,
     ModelReward: reward_model,
     JudgeReward: judge,
+    EnvironmentReward: environment,
     FunctionReward: own_function,
 }
 

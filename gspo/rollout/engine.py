@@ -26,6 +26,8 @@ class Request:
     """Token ids of the prompt."""
     seed: int
     """Seed of this sample's own random stream, 64 bits."""
+    limit: int | None = None
+    """Tokens of the response at most, where that is fewer than the sampling's max_response_tokens; at least 1."""
 
 
 class Engine(Protocol):
@@ -63,6 +65,19 @@ class Engine(Protocol):
 
 class EngineError(Exception):
     """An engine that cannot go on; the message names the sample."""
+
+
+def most_tokens(request: Request, sampling: SamplingConfig) -> int:
+    """Tokens of the response at most."""
+    most = sampling.max_response_tokens
+    return most if request.limit is None else min(request.limit, most)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of a sample's turn, counted from 0: the first has the sample's own, each later one a hash of it and turn."""
+    if turn == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/turn {turn}".encode(), digest_size=8).digest(), "little")
 
 
 def sample_seed(run_seed: int, step: int, prompt_id: str, index: int) -> int:

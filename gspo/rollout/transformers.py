@@ -23,7 +23,7 @@ from ..training.logprobs import chunk_rows, head_weight
 from ..training.policy import Policy
 from ..training.scoring import score_ends
 from ..types import Completion
-from .engine import EngineError, Progress, Request
+from .engine import EngineError, Progress, Request, most_tokens
 from .sampling import draw, uniform
 
 REFILL_SHARE = 0.25
@@ -86,6 +86,7 @@ class _Batch:
         shape = (len(requests), sampling.max_response_tokens)
         self.tokens, self.logps = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         self.sampled = np.zeros(len(requests), np.int64)
+        self.limits = np.array([most_tokens(r, sampling) for r in requests])
         self.seeds = np.array([r.seed for r in requests], np.uint64)
         self.eos = np.array(sorted(policy.eos_ids))
         # Once a call, not once a token: a float32 copy takes longer than the product of a few rows.
@@ -198,7 +199,7 @@ class _Batch:
         self.tokens[request, number], self.logps[request, number] = token, logp
         self.sampled[request] += 1
         self.row_token[rows] = token
-        done = np.isin(token, self.eos) | (number + 1 >= self.sampling.max_response_tokens)
+        done = np.isin(token, self.eos) | (number + 1 >= self.limits[request])
         self.row_running[rows] = ~done
         return int(done.sum())
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from ..config import SamplingConfig, VllmConfig
 from ..training.policy import Policy
 from ..types import Completion
-from .engine import EngineError, Progress, Request
+from .engine import EngineError, Progress, Request, most_tokens
 from .sampling import draw, uniform
 from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do
 
@@ -124,15 +124,16 @@ class VllmEngine:
         if not requests:
             return []
         self.draws.begin([r.seed for r in requests], sampling, self._device)
-        outputs = self._run(requests, sampling.max_response_tokens, progress)
+        outputs = self._run(requests, sampling, progress)
         logps_NT = self.draws.logps.cpu().numpy()
         return [self._completion(r, o, logps_NT[i]) for i, (r, o) in enumerate(zip(requests, outputs, strict=True))]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """See Engine: by vLLM's own prompt log-probabilities, which read no cached prefix."""
         requests = [Request(f"sequence {i}", tuple(tokens), 0) for i, tokens in enumerate(sequences)]
-        self.draws.begin([0] * len(requests), SamplingConfig(max_response_tokens=1), self._device)
-        outputs = self._run(requests, 1, lambda n: None, prompt_logprobs=0)
+        sampling = SamplingConfig(max_response_tokens=1)
+        self.draws.begin([0] * len(requests), sampling, self._device)
+        outputs = self._run(requests, sampling, lambda n: None, prompt_logprobs=0)
         return [
             np.array(
                 [at[t].logprob for at, t in zip(out.prompt_logprobs[1:], tokens[1:], strict=True)],
@@ -203,15 +204,15 @@ class VllmEngine:
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
 
-    def _run(self, requests: Sequence[Request], limit: int, progress: Progress, **more: Any) -> list[Any]:
+    def _run(self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress, **more: Any) -> list[Any]:
         """vLLM's outputs, in the order of the requests. A call that fails is the last: its requests are still in vLLM."""
         if self._failed:
             raise EngineError("vLLM failed in an earlier call and still works on its samples: start a new engine")
         for request in requests:
-            self._check(request, limit)
+            self._check(request, most_tokens(request, sampling))
         self._failed, self._calls = True, self._calls + 1
         try:
-            self._add(requests, limit, more)
+            self._add(requests, sampling, more)
             outputs = {}
             while self._llm.llm_engine.has_unfinished_requests():
                 finished = [out for out in self._llm.llm_engine.step() if out.finished]
@@ -224,12 +225,12 @@ class VllmEngine:
         self._failed = False
         return [outputs[f"{self._calls}-{i}"] for i in range(len(requests))]
 
-    def _add(self, requests: Sequence[Request], limit: int, more: dict[str, Any]) -> None:
+    def _add(self, requests: Sequence[Request], sampling: SamplingConfig, more: dict[str, Any]) -> None:
         vllm = import_vllm()
         for i, request in enumerate(requests):
             params = vllm.SamplingParams(
                 temperature=0,  # one token alone is possible
-                max_tokens=limit,
+                max_tokens=most_tokens(request, sampling),
                 stop_token_ids=self.eos_ids,
                 ignore_eos=True,  # the policy's ids above are all that end a response
                 detokenize=False,
