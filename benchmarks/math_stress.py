@@ -28,7 +28,7 @@ from gspo.types import Completion, Prompt, Sample
 
 TIMEOUT_S = 2.0
 REASON = re.compile(
-    "took longer|needed more|is nested|crashed|is longer|cannot be read|cannot be compared|is not|equals|"
+    "took longer|needed more|is nested|crashed|is longer|cannot be read|could not be compared|is not|equals|"
     "the response has no|its last|$"
 )
 

@@ -12,7 +12,8 @@ from gspo.config import ReasoningGymSource, RewardConfig
 from gspo.data import load_rows
 from gspo.rewards import BUILDERS, build, gold_checks, score
 from gspo.rewards.gym import _is_expression
-from gspo.rewards.workers import Pool
+from gspo.rewards.isolated import equality
+from gspo.rewards.workers import Outcome, Pool
 
 
 def test_every_kind_of_reward_has_a_builder():
@@ -95,7 +96,8 @@ def test_an_answer_at_a_limit_scores_zero_with_the_reason_whatever_the_setting(o
     whys = [o.parts["math"].why for o in out]
     assert "took longer than 1 s" in whys[0] or "needed more than 1024 MiB" in whys[0]
     assert "longer than 2,000 characters" in whys[2]
-    assert any(reason in whys[4] for reason in ("nested too deeply", "cannot be read", "took longer"))  # by speed
+    ends = ("nested too deeply", "cannot be read", "took longer", "is not '3'")  # the last where a second is enough
+    assert any(reason in whys[4] for reason in ends)
 
 
 def test_math_works_in_any_thread():
@@ -113,6 +115,26 @@ def test_equal_questions_of_math_are_asked_once(monkeypatch):
     for _ in range(2):
         assert [s.total for s in score([built], group)] == [n % 2 for n in range(10)]
     assert asked == [{"gold": "1", "answer": "0"}, {"gold": "1", "answer": "1"}]
+
+
+def test_an_answer_that_cannot_be_compared_abstains_and_is_no_zero(monkeypatch):
+    def fail(gold, answer):
+        raise TypeError("sympy does not know")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(equality, "equal", fail)
+        with pytest.raises(TypeError, match="does not know"):
+            equality.judge({"gold": "7", "answer": "8"})
+    run = Pool.run
+
+    def outcomes(self, questions):
+        answered = zip(questions, run(self, questions), strict=True)
+        return [Outcome(error="TypeError: sympy does not know") if q.get("answer") == "8" else o for q, o in answered]
+
+    monkeypatch.setattr(Pool, "run", outcomes)
+    right, unknown = score([reward(type="math")], [sample(r"\boxed{7}", "7"), sample(r"\boxed{8}", "7", number=1)])
+    assert right.total == 1.0 and unknown.total is None
+    assert "could not be compared" in unknown.parts["math"].why and "does not know" in unknown.parts["math"].why
 
 
 @pytest.mark.parametrize("on_error", ["raise", "abstain"])

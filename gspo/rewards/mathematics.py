@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import MathReward
 from ..types import Sample, Score
-from .verifier import RewardError, Verifier, quoted
+from .verifier import Verifier, quoted
 from .workers import Limits, Outcome, Pool, shared_pool
 
 JUDGE = "gspo.rewards.isolated.equality:judge"
@@ -25,7 +25,8 @@ def math(config: MathReward) -> Verifier:
     """1 if the content of the response's last `\\boxed{}` equals the gold answer by docs/mathematics.md, else 0.
 
     A response without a box, with an unclosed last box, or with nothing readable in it scores 0; so does an answer that
-    runs into the limits of time, memory or length, with that reason. A gold answer that cannot be read, or runs into a
+    runs into the limits of time, memory or length, with that reason. One that sympy fails to compare abstains: that is no
+    fault of the answer's. A gold answer that cannot be read, or runs into a
     limit itself, is an exception, and a worker that fails by itself a `workers.WorkerError`. Works in any thread. The
     limits are of each answer; see `workers.Pool` for what they do not cover.
     """
@@ -54,13 +55,17 @@ def math(config: MathReward) -> Verifier:
     return Verifier(function, gold_check, lambda answer, columns: f"\\boxed{{{gold_text(answer)}}}")
 
 
+Verdict = tuple[bool | None, str]
+"""Whether two answers are equal, None where that could not be found out; if not, what else there is to say."""
+
+
 class Court:
     """Questions to the pool, each asked once: what was found is remembered for all groups."""
 
     def __init__(self, pool: Pool, max_characters: int) -> None:
         self.pool, self.max_characters = pool, max_characters
         self._golds: OrderedDict[str, str] = OrderedDict()
-        self._pairs: OrderedDict[tuple[str, str], tuple[bool, str]] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
     def wrong_with(self, golds: Sequence[str]) -> list[str]:
@@ -73,8 +78,8 @@ class Court:
             self._remember(self._golds, gold, found[gold])
         return [found[gold] for gold in golds]
 
-    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[bool, str]]:
-        """For each pair of gold answer and answer: whether they are equal, and if not, what else there is to say."""
+    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+        """The verdict on each pair of gold answer and answer."""
         found = {pair: verdict for pair in set(pairs) if (verdict := self._recall(self._pairs, pair)) is not None}
         asked = []
         for pair in dict.fromkeys(pairs):
@@ -87,15 +92,13 @@ class Court:
             found[pair] = self._hear(pair, outcome)
         return found
 
-    def _hear(self, pair: tuple[str, str], outcome: Outcome) -> tuple[bool, str]:
+    def _hear(self, pair: tuple[str, str], outcome: Outcome) -> Verdict:
         """The verdict of a worker, remembered unless it is a limit: on a busy machine that may be another the next time."""
         if outcome.limit:
             return False, outcome.limit
         if outcome.error:
             (wrong,) = self.wrong_with([pair[0]])
-            if not wrong:  # an answer's own exceptions are verdicts of the worker's
-                raise RewardError(f"the worker failed to compare {quoted(pair[1])} with {quoted(pair[0])}: {outcome.error}")
-            return False, wrong
+            return (False, wrong) if wrong else (None, f"could not be compared with {quoted(pair[0])}: {outcome.error}")
         self._remember(self._golds, pair[0], outcome.result["wrong"])
         verdict = (outcome.result.get("equal", False), outcome.result.get("why", ""))
         self._remember(self._pairs, pair, verdict)
@@ -144,12 +147,12 @@ def gold_text(answer: Any) -> str:
     return text if box is None else box
 
 
-def _score(sample: Sample, pair: tuple[str, str] | None, verdict: tuple[bool, str] | None) -> Score:
+def _score(sample: Sample, pair: tuple[str, str] | None, verdict: Verdict | None) -> Score:
     if pair is None or verdict is None:
         return Score(
             0.0, "its last \\boxed{} is not closed" if _BOX.search(sample.text) else "the response has no \\boxed{}"
         )
     equal, why = verdict
     if not equal and why:
-        return Score(0.0, f"{quoted(pair[1])} {why}")
-    return Score(float(equal), f"{quoted(pair[1])} {'equals' if equal else 'is not'} {quoted(sample.answer)}")
+        return Score(None if equal is None else 0.0, f"{quoted(pair[1])} {why}")
+    return Score(float(bool(equal)), f"{quoted(pair[1])} {'equals' if equal else 'is not'} {quoted(sample.answer)}")
