@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import data
+from . import credit, data
 from .config import Config
-from .credit import advantages as group_advantages
-from .credit import trajectory
 from .distributed import ALONE, SharedError, World
 from .environments import Environment, EpisodeError, open_environment
 from .evaluation.evaluate import sample_and_score, summarise
@@ -125,11 +123,11 @@ class Run:
         config = self.config
         references = self._references(groups)
         penalty = self._penalties(groups, references)
-        advantages = [group_advantages(group, config.advantage, config.rewards, penalty) for group in groups]
+        advantages = [credit.advantages(group, config.advantage, config.rewards, penalty) for group in groups]
         trajectories = [
-            trajectory(s.sample, a, references.get(s.sample.id))
-            for group, group_advantages_ in zip(groups, advantages, strict=True)
-            for s, a in zip(group, group_advantages_, strict=True)
+            credit.trajectory(s.sample, a, references.get(s.sample.id))
+            for group, of_group in zip(groups, advantages, strict=True)
+            for s, a in zip(group, of_group, strict=True)
             if a is not None
         ]
         if not trajectories:
@@ -142,7 +140,7 @@ class Run:
     def _references(self, groups: Groups) -> dict[str, np.ndarray]:
         if self.reference is None:
             return {}
-        mine = [trajectory(s.sample) for group in self.world.share(groups) for s in group if s.total is not None]
+        mine = [credit.trajectory(s.sample) for group in self.world.share(groups) for s in group if s.total is not None]
         return {name: logps for part in self.world.gather(self.reference(mine)) for name, logps in part.items()}
 
     def _penalties(self, groups: Groups, references: dict[str, np.ndarray]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The rules of the house: what may import what, what is imported when, and that everything public is described."""
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from gspo.config import Section
+from gspo.recipe import known_keys
 
 PACKAGE = Path(__file__).parents[1] / "gspo"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -162,3 +166,18 @@ def test_everything_public_has_a_docstring(path):
     if tree.body and not ast.get_docstring(tree):
         missing.append(module(path))
     assert not missing
+
+
+def test_no_setting_asks_for_a_secret():
+    asking = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?|api)($|_)")
+    assert not [key for key in known_keys() if asking.search(key.rpartition(".")[2])]
+
+
+def test_every_setting_has_a_docstring():
+    def walk(model):
+        for name, info in model.model_fields.items():
+            assert info.description, f"{model.__name__}.{name}"
+        for child in model.__subclasses__():
+            walk(child)
+
+    walk(Section)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from gspo.config import Section, reward_name
-from gspo.recipe import RecipeError, build, differences, known_keys, load, parse_overrides
+from gspo.config import reward_name
+from gspo.recipe import RecipeError, build, differences, load, parse_overrides
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
@@ -112,21 +112,6 @@ def test_a_configuration_is_frozen(recipe):
     for section, key in ((config, "name"), (config.training, "steps"), (config.rewards[0], "weight")):
         with pytest.raises(pydantic.ValidationError, match="frozen"):
             setattr(section, key, 1)
-
-
-def test_no_setting_asks_for_a_secret():
-    asking = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?|api)($|_)")
-    assert not [key for key in known_keys() if asking.search(key.rpartition(".")[2])]
-
-
-def test_every_setting_has_a_docstring():
-    def walk(model):
-        for name, info in model.model_fields.items():
-            assert info.description, f"{model.__name__}.{name}"
-        for child in model.__subclasses__():
-            walk(child)
-
-    walk(Section)
 
 
 def test_differences_name_dotted_keys():
