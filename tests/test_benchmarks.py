@@ -1,6 +1,7 @@
 """The benchmarks' own criteria: they pass what is linear, and find what is not."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -89,8 +90,9 @@ def test_memory_that_grows_with_the_vocabulary_is_found(fault):
     words = [sys.executable, "-c", MEMORY.format(fault=fault), BENCHMARKS]
     returns = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # as the script does: what is freed goes back at once
     done = subprocess.run(words, capture_output=True, text=True, env=returns)
-    assert done.returncode == bool(fault), done.stdout + done.stderr
-    assert ("memory: **NOT" in done.stdout) == bool(fault)
+    memory = re.findall(r"- memory: (as it should be|\*\*NOT)", done.stdout)
+    assert memory == ["**NOT" if fault else "as it should be"], done.stdout + done.stderr
+    assert not fault or done.returncode == 1  # without one, seconds of a single repeat on a busy machine may fail it
 
 
 # ---- the work ---------------------------------------------------------------------------------------------
