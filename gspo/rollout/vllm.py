@@ -18,10 +18,8 @@ import contextlib
 import gc
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request, most_tokens
 from .sampling import draw, uniform
-from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do
+from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do, write_shape
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -90,11 +88,10 @@ class VllmEngine:
         if self.config.head_dtype == "float32":
             more["hf_overrides"] = {"head_dtype": "float32"}
         try:
-            with tempfile.TemporaryDirectory(prefix=f"gspo-vllm-{os.getpid()}-") as folder, warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                _write_shape(policy, Path(folder))
                 return llm_class(
-                    folder,
+                    str(write_shape(policy)),
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # none of the model's
                     load_format="dummy",  # random: the policy's weights come from memory
@@ -360,14 +357,6 @@ def _require_platform(policy: Policy) -> None:
 def _head_width(policy: Policy) -> int:
     shape = policy.model.config
     return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-
-
-def _write_shape(policy: Policy, folder: Path) -> None:
-    """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
-    shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
-    shape.architectures = [type(policy.model).__name__]
-    shape.dtype = policy.dtype
-    shape.save_pretrained(folder)
 
 
 def _widen_head(model: Any) -> None:
