@@ -80,7 +80,7 @@ class ReasoningGymReward(RewardConfig):
 
 
 class VerifiersReward(RewardConfig):
-    """The weighted sum of the reward functions of the `verifiers` environment that the prompt came from."""
+    """The weighted sum of the reward functions of the single-turn `verifiers` environment that the prompt came from."""
 
     type: Literal["verifiers"] = "verifiers"
     """Kind of reward."""

@@ -34,7 +34,17 @@ METRICS: dict[str, str] = {
     "rollout/response_tokens_mean": "Mean length of a response, tokens, the end-of-sequence token included.",
     "rollout/response_tokens_max": "Longest response, tokens.",
     "rollout/truncated": "Share of responses that hit the limit of response tokens.",
-    "rollout/tokens_per_s": "Response tokens sampled a second of collecting.",
+    "rollout/tokens_per_s": "Response tokens sampled a second of collecting, those of suspended episodes among them.",
+    "partial/continued": "Share of the step's episodes that several policies sampled, one after the other.",
+    "partial/age_mean": "Weight versions between first and last token of those, mean; null without any.",
+    "partial/age_max": "The most of them; null without any.",
+    "partial/stale_tokens": "Tokens trained on that an earlier policy sampled, count; episodes that were finished and "
+    "waited for their group hold some too.",
+    "partial/staleness": "Root mean square of (ratio - 1), in the objective's unit, from the policies that sampled to that "
+    "of this step, over what holds stale tokens, wherever both sides are known; null without any.",
+    "partial/suspended": "Episodes that go on in the next step, count.",
+    "partial/waiting_groups": "Groups that wait because of them, count.",
+    "partial/carried_tokens": "Tokens sampled of these groups so far, count.",
     "environment/turns_mean": "Mean number of responses of an episode.",
     "environment/unfinished": "Share of episodes that a limit of turns or tokens ended, not the environment.",
     "environment/reply_tokens_mean": "Mean number of tokens that the policy read between the responses of an episode.",
@@ -120,6 +130,7 @@ METRICS: dict[str, str] = {
 ONLY_WHEN: dict[str, str] = {
     "update/loss_scale": "parameters are float16",
     "environment/": "the recipe has an environment",
+    "partial/": "rollout.max_step_tokens is set",
     "kl/": "there is a reference policy",
     "correction/": "correction is on",
     "evaluation/": "the step has an evaluation",

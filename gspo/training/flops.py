@@ -1,4 +1,4 @@
-"""How much arithmetic a step needs, by counting; the denominator of nothing is guessed.
+"""How much arithmetic a step needs, by counting, and the memory in use; the denominator of nothing is guessed.
 
 Forward, per token: 2 x (weights of all matrices it meets) for the matrix products, and 4 x layers x heads x head size x
 (places it attends to) for attention. Backward is twice the forward. The output matrix counts only for tokens whose
@@ -7,6 +7,8 @@ log-probability is needed. Norms, rotations and the softmax are left out: they a
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Iterable
 
@@ -55,6 +57,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         _settle(device)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most memory in use so far, bytes: the GPU's, on a CPU the process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _settle(device: torch.device) -> None:

@@ -75,6 +75,8 @@ class Updated:
     mismatch: float | None = None
     """Engine against trainer on the first minibatch, in the objective's unit: root mean square of (ratio - 1). None where
     it had no sample with a signal."""
+    stale: bool = False
+    """Whether a later minibatch holds tokens that an earlier policy sampled."""
     threshold: float = 0.0
     """The largest mismatch with which `auto` keeps the engine's log-probabilities."""
     learning_rate: float = 0.0
@@ -147,6 +149,11 @@ def why_recomputed(updated: Updated, config: Config) -> str | None:
     if config.rollout.old_logprobs != "auto" or not updated.recomputed:
         return None
     told = "old log-probabilities are recomputed by the trainer: "
+    if updated.stale:
+        return told + (
+            "some tokens were sampled by an earlier policy, and ratios count from the policy of this step; what lies "
+            "between the two is in partial/staleness, and rollout.correction weighs it"
+        )
     if updated.mismatch is None:
         return told + "the first minibatch had no sample with a signal, so engine and trainer could not be compared"
     what = "s" if OBJECTIVES[config.objective.name].unit == "sequence" else "token ratios"
@@ -192,6 +199,12 @@ def loss_kl(config: Config) -> KL | None:
 def engine_logprobs(micro: MicroBatch) -> Tensor:
     """The engine's log-probabilities of the trained tokens [T]."""
     return _concatenated([t.engine_logprobs for t in micro.trajectories], micro)
+
+
+def stale_tokens(micro: MicroBatch) -> Tensor:
+    """Which of the trained tokens [T] an earlier policy sampled than the one that the update starts from."""
+    stale = [np.zeros(t.num_trained, bool) if t.stale is None else t.stale for t in micro.trajectories]
+    return torch.from_numpy(np.concatenate(stale)).to(micro.token_ids_N.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +267,9 @@ def _forward(
         old_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
     try:
         check_finite("engine's log-probability", engine_T, micro.sequence_T, torch.ones_like(micro.sequence_T).bool())
-        batch, weights = _corrected(_objective_batch(micro, old_T, part), trainer_T, engine_T, config)
-        result = algorithm.function(leaf_T, batch, clip, loss_kl(config))
+        batch = _objective_batch(micro, old_T, part)
+        corrected = _corrected(batch, trainer_T, engine_T, config)
+        result = algorithm.function(leaf_T, corrected[0], clip, loss_kl(config))
     except NonFiniteError as error:
         raise TrainingError(
             f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
@@ -263,7 +277,8 @@ def _forward(
         ) from error
     (grad_T,) = torch.autograd.grad(result.loss, leaf_T)
     ids = tuple(t.id for t in micro.trajectories)
-    ratios = observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
+    sides = engine_T, trainer_T, stale_tokens(micro)
+    ratios = observe(ids, logp_T, entropy_T, *sides, batch, result, clip, algorithm.unit, corrected)
     return Pass(micro, logp_T, grad_T, result.loss.detach(), ratios)
 
 
@@ -325,7 +340,9 @@ def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, ou
     (first,) = _over_ranks(policy, out.ratios[:1])
     out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
-    wanted = {"engine": False, "trainer": True, "auto": too_large}[config.rollout.old_logprobs]
+    # The engine's of a stale token are another policy's: no measure of noise makes the two sides alike.
+    out.stale = any(t.stale is not None for part in later for t in part.trajectories)
+    wanted = {"engine": False, "trainer": True, "auto": too_large or out.stale}[config.rollout.old_logprobs]
     out.recomputed = wanted and any(part.micro_batches or part.idle for part in later)
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
