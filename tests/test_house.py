@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("types", "config", "functions", "verifiers_package", "recipe", "distributed"),
-    ("objectives", "advantages", "data", "chat", "rewards", "environments", "reporting", "functional"),
+    ("objectives", "advantages", "data", "chat", "rewards", "environments", "moe", "reporting", "functional"),
     ("rollout", "training", "credit"),
     ("evaluation", "prompts", "check", "folder", "signals"),
     ("run", "cold_start", "loop"),
