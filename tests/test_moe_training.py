@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,23 +92,29 @@ def test_experts_get_the_old_choice_forward_and_in_what_backward_recomputes(tmp_
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_compiled_layers_replay_what_written_ones_do(tmp_path, checkpointing, monkeypatch):
-    import functools
-
+def test_compiled_layers_replay_what_written_ones_do_in_value_and_gradient(monkeypatch):
+    """And are recomputed in the backward pass, compiled."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # graphs, and no machine code
+    samples, frames = sampled(moe_policy(), PROMPTS[:4]), torch._dynamo.utils.counters["frames"]
+    (micro,) = make_micro_batches(samples, token_budget=1000)
+    ids = torch.tensor([[[1, 5]] * 3], dtype=torch.uint8).expand(micro.num_tokens, -1, -1).contiguous()
     torch._dynamo.reset()
-    runs = {}
+    found, compiled = [], []
     for kernels in ("torch", "compile"):
-        policy = moe_policy(kernels=kernels, checkpointing=checkpointing)
-        samples = sampled(policy, PROMPTS)
-        for replay in ("trainer", "none"):
-            out, _ = updated(tmp_path, policy, samples, **REPLAY[replay])
-            runs[kernels, replay] = out.grad_norms, out.routing["moe/flips_by_minibatch"]
-    for replay in ("trainer", "none"):
-        assert runs["compile", replay][0] == pytest.approx(runs["torch", replay][0], rel=1e-3)
-        assert runs["compile", replay][1] == pytest.approx(runs["torch", replay][1], abs=0.01)
-    assert runs["compile", "trainer"][1] == [0.0] * 4 and min(runs["compile", "none"][1][1:]) > 0
+        policy = moe_policy(kernels=kernels, checkpointing="full")
+        for replayed in (ids, None):
+            policy.routing.replay(replayed)
+            logp_T = policy.score(micro)[0]
+            logp_T.sum().backward()
+            compiled.append(frames["total"])
+            gradients = {k: p.grad.clone() for k, p in policy.trainable.items()}
+            found.append((policy.routing.chosen().tolist(), logp_T.detach(), gradients))
+    for (chosen, logp_T, gradients), other in zip(found[:2], found[2:], strict=True):
+        assert chosen == other[0]
+        torch.testing.assert_close(logp_T, other[1])
+        assert all(float((gradients[k] - g).norm()) <= 1e-5 * float(g.norm()) for k, g in other[2].items())
+    assert found[2][0] == ids.tolist() and found[3][0] != ids.tolist()
+    assert compiled[0] == compiled[1] < compiled[2]
 
 
 def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp_path, monkeypatch):
@@ -184,7 +194,7 @@ def test_replay_is_refused_for_routers_whose_weights_are_not_understood(tmp_path
     policy = moe_policy()
     policy.routing.replayable = False
     require_routing(policy, tiny_config(tmp_path, rollout__routed_experts=True))
-    with pytest.raises(ModelError, match='routers of Qwen3MoeForCausalLM make their weights in a way .* "none"'):
+    with pytest.raises(ModelError, match=r'routers of Qwen3MoeForCausalLM make their weights in a way .* "none"'):
         require_routing(policy, tiny_config(tmp_path, **REPLAY["engine"]))
 
 
@@ -212,3 +222,20 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         flips = row["moe/flips_by_minibatch"]
         assert len(flips) == 2 and (replay == "none" or all(not x for x in flips))
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
+
+
+def test_two_ranks_replay_and_count_what_one_does(tmp_path):
+    """Sharded weights, passes of unequal number, activations recomputed."""
+    words = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).parent / "moe_ranks.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for size in (1, 2):
+        ended = json.loads((tmp_path / f"ranks-{size}.json").read_text())
+        assert set(ended["statuses"]) == {0}, ended["said"]
+    one, two = (json.loads((tmp_path / f"said-{size}.json").read_text()) for size in (1, 2))
+    assert two["none"].pop("idle") > one["none"].pop("idle") == 0
+    for name, told in one.items():
+        assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
+        for key in told:
+            if key not in ("idle", "moe/replay_bytes"):  # ranks share prompts in other rows
+                assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)
