@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from gspo.moe import Record, RecordError, RoutingCounts, checked_rows, find_routing, packed_ids, routing_metrics
 from gspo.moe.flips import auxiliary_loss, flips
+from gspo.rollout.engine import EngineError, Request
+from gspo.rollout.vllm_experts import ExpertsOutput
 
 IDS = torch.randint(2, 20, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -153,3 +157,29 @@ def test_a_created_mixture_has_the_experts_that_were_asked_for():
     policy = moe_policy()
     assert policy.model.config.model_type == "qwen3_moe" and policy.routing.replayable
     assert (policy.routing.num_experts, policy.routing.top_k, policy.routing.layers) == (8, 2, (0, 1, 2))
+
+
+def output_of(rows, prompt_rows=None, tokens=4):
+    response = SimpleNamespace(routed_experts=rows, token_ids=[2] * tokens)
+    return SimpleNamespace(outputs=[response], prompt_routed_experts=prompt_rows)
+
+
+def test_vllms_rows_are_read_as_one_part_or_two_and_layers_without_experts_are_left_out():
+    _, routing = watched("deepseek_v3")  # its first layer has none
+    policy = SimpleNamespace(routing=routing, model=SimpleNamespace(config=SimpleNamespace(num_hidden_layers=3)))
+    reader, request = ExpertsOutput(policy, wanted=True), Request("s1/p/0", (5, 6, 7), 0)
+    assert reader.start == {"enable_return_routed_experts": True}
+    rows = rows_of(6).astype(np.int16)
+    rows[:, 0] = 0
+    for output in (output_of(rows), output_of(rows[3:], rows[:3])):
+        found = reader.read(request, output)
+        assert found.dtype == np.uint8 and (found == rows[:, 1:]).all()
+    off = ExpertsOutput(policy, wanted=False)
+    assert off.start == {} and off.read(request, output_of(rows)) is None
+    for output, told in (
+        (output_of(None), "vLLM returned no routed experts"),
+        (output_of(rows[3:]), r"\[3, 2, 2\] for 7 tokens"),
+        (output_of(np.roll(rows, 1, 1)), "it was not filled in"),
+    ):
+        with pytest.raises(EngineError, match=f"sample s1/p/0: .*{told}"):
+            reader.read(request, output)

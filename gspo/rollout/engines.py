@@ -30,7 +30,8 @@ def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> E
     from .vllm import VllmEngine
 
     say("starting vLLM, which takes seconds on a CPU and a minute or two on a GPU")
-    return VllmEngine(policy, rollout.vllm, max_rows=rollout.max_rows, max_tokens=config.longest_sample)
+    limits = {"max_rows": rollout.max_rows, "max_tokens": config.longest_sample}
+    return VllmEngine(policy, rollout.vllm, **limits, routed_experts=rollout.routed_experts)
 
 
 def prove(engine: Engine, policy: Policy, probe: Probe) -> float | None:
