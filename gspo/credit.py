@@ -68,5 +68,13 @@ def trajectory(
     if version is not None and completion.weight_version < version:  # versions only grow
         stale = completion.version_T < version
     return Trajectory(
-        sample.id, sample.prompt.id, tokens, trained, completion.logprobs, advantage_T, reference_logprobs, stale
+        id=sample.id,
+        group=sample.prompt.id,
+        token_ids=tokens,
+        trained=trained,
+        engine_logprobs=completion.logprobs,
+        advantage=advantage_T,
+        reference_logprobs=reference_logprobs,
+        stale=stale,
+        routed_experts=completion.routed_experts,
     )

@@ -54,6 +54,9 @@ class Completion:
     later: tuple[tuple[int, int], ...] = ()
     """Where later policies went on with it: (weight version, tokens) of each run of tokens behind those of weight_version,
     in their order. Empty where one policy sampled all."""
+    routed_experts: np.ndarray | None = None
+    """Of a mixture of experts, where the recipe asks for it: uint8 or int16 [tokens, layers with experts, experts a token],
+    which experts computed each token of prompt and response but the last. The last token may have a row too."""
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -81,6 +84,7 @@ class Completion:
             logprobs=np.concatenate([self.logprobs, more.logprobs]),
             finish_reason=more.finish_reason,
             later=tuple(runs[1:]),
+            routed_experts=more.routed_experts,  # of all: the engine read what stood before anew
         )
 
 
@@ -231,6 +235,8 @@ class Trajectory:
     """float32 [trained tokens]: the reference policy's log-probabilities, where a KL term needs them."""
     stale: np.ndarray | None = None
     """bool [trained tokens]: whether a policy before the one that the update starts from sampled it. None: none."""
+    routed_experts: np.ndarray | None = None
+    """As in Completion: the experts by which the engine computed each token but the last."""
 
     @property
     def num_trained(self) -> int:

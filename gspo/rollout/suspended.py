@@ -57,13 +57,15 @@ def _sample_of(state: Mapping[str, Any], prompt: Prompt) -> Sample | Unfinished:
 
 
 def _completion(c: Completion) -> Json:
-    return asdict(c) | {"token_ids": c.token_ids.tolist(), "logprobs": c.logprobs.tolist()}
+    experts = None if c.routed_experts is None else [str(c.routed_experts.dtype), c.routed_experts.tolist()]
+    return asdict(c) | {"token_ids": c.token_ids.tolist(), "logprobs": c.logprobs.tolist(), "routed_experts": experts}
 
 
 def _completion_of(state: Json) -> Completion:
     tokens, logprobs = np.array(state["token_ids"], np.int64), np.array(state["logprobs"], np.float32)
     later = tuple((version, count) for version, count in state["later"])
-    return Completion(**state | {"token_ids": tokens, "logprobs": logprobs, "later": later})
+    experts = state["routed_experts"] and np.array(state["routed_experts"][1], state["routed_experts"][0])
+    return Completion(**state | {"token_ids": tokens, "logprobs": logprobs, "later": later, "routed_experts": experts})
 
 
 def _turn(turn: Turn) -> Json:

@@ -19,9 +19,11 @@ from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, check_fini
 from ..types import Metrics, Trajectory
 from .correction import Weights, correction_weights, weighted
 from .diagnosis import Ratios, mismatch_size, observe
+from .look_ahead import Pass, clipped_share, moving
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
 from .policy import Policy
+from .routing import Passes
 from .sharding import share_by_tokens
 
 MISMATCH_FRACTION = 0.1
@@ -83,9 +85,11 @@ class Updated:
     """Of the last minibatch."""
     looked_ahead: int = 0
     """Minibatches of which only the sequences that were not clipped went through forward and backward together."""
+    routing: Metrics = field(default_factory=dict)
+    """`moe/`; empty for a model without routers."""
 
     def metrics(self) -> Metrics:
-        """`objective/`, `update/` and what `auto` goes by; what was not finite is null."""
+        """`objective/`, `update/`, what `auto` goes by, and `moe/`; what was not finite is null."""
         norms = [_finite(n) for n in self.grad_norms]
         finite = [n for n in norms if n is not None]
         return {
@@ -96,6 +100,7 @@ class Updated:
             "update/looked_ahead": self.looked_ahead,
             "mismatch/size": None if self.mismatch is None else _finite(self.mismatch),
             "mismatch/threshold": self.threshold,
+            **self.routing,
         }
 
 
@@ -117,24 +122,27 @@ def update(
     """
     out = Updated(threshold=MISMATCH_FRACTION * min(chosen_clip(config)))
     old: list[list[Tensor]] = []
+    scorer = Passes(policy, config)
     for i, part in enumerate(minibatches):
         todo = list(zip(part.micro_batches, old[i - 1] if i else [None] * len(part.micro_batches), strict=True))
-        if i and _may_look_ahead(policy, config) and _clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
+        if i and _may_look_ahead(policy, config) and clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
             out.looked_ahead += 1
-            passes = [_forward(policy, part, *one, config, out, train=False) for one in todo]
-            for micro, grad_T in _moving(passes, config):
-                optimizer.backward(policy.score(micro)[0], grad_T)
+            passes = [_forward(scorer, part, *one, config, out, train=False) for one in todo]
+            for micro, grad_T in moving(passes, config):
+                optimizer.backward(scorer.score(micro, at_old=False, seen=True)[0], grad_T)
         else:
-            passes = [_accumulate(policy, optimizer, part, *one, config, out) for one in todo]
+            passes = [_accumulate(scorer, optimizer, part, *one, config, out) for one in todo]
+        scorer.end()
         if policy.shards:
             policy.shards.idle(part.idle, optimizer.backward)
         out.losses.append(sum(float(one.loss) for one in passes))
         out.ratios.append([one.ratios.on_cpu() for one in passes])
         if i == 0:
-            old = _old_logprobs(policy, minibatches[1:], config, out)
+            old = _old_logprobs(scorer, minibatches[1:], config, out)
         out.learning_rate = optimizer.learning_rate
         out.grad_norms.append(_step(policy, optimizer, part, skips))
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
+    out.routing = scorer.metrics()
     return out
 
 
@@ -207,23 +215,8 @@ def stale_tokens(micro: MicroBatch) -> Tensor:
     return torch.from_numpy(np.concatenate(stale)).to(micro.token_ids_N.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A forward pass over a micro-batch, and what the loss makes of it."""
-
-    micro: MicroBatch
-    logp_T: Tensor
-    """Log-probabilities of the trained tokens."""
-    grad_T: Tensor
-    """Gradient of the loss with respect to them."""
-    loss: Tensor
-    """The micro-batch's share of the minibatch's, detached."""
-    ratios: Ratios
-    """Diagnosis."""
-
-
 def _accumulate(
-    policy: Policy,
+    scorer: Passes,
     optimizer: Optimizer,
     part: Minibatch,
     micro: MicroBatch,
@@ -236,14 +229,14 @@ def _accumulate(
     A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out, but for sharded
     weights: there every rank takes part in every pass.
     """
-    one = _forward(policy, part, micro, old_T, config, out, train=True)
-    if policy.shards or bool(one.grad_T.any()):
+    one = _forward(scorer, part, micro, old_T, config, out, train=True)
+    if scorer.policy.shards or bool(one.grad_T.any()):
         optimizer.backward(one.logp_T, one.grad_T)
     return replace(one, logp_T=one.logp_T.detach())  # what is kept holds no activations
 
 
 def _forward(
-    policy: Policy,
+    scorer: Passes,
     part: Minibatch,
     micro: MicroBatch,
     old_T: Tensor | None,
@@ -259,7 +252,7 @@ def _forward(
     """
     algorithm, clip = OBJECTIVES[config.objective.name], chosen_clip(config)
     with torch.set_grad_enabled(train):
-        logp_T, entropy_T = policy.score(micro)
+        logp_T, entropy_T = scorer.score(micro, at_old=old_T is None)
     leaf_T = logp_T.detach().requires_grad_()  # so that the loss's own gradient is found without a pass through the model
     engine_T = engine_logprobs(micro)
     trainer_T = logp_T.detach() if old_T is None else (old_T if out.recomputed else None)
@@ -287,44 +280,6 @@ def _may_look_ahead(policy: Policy, config: Config) -> bool:
     return policy.shards is None and loss_kl(config) is None
 
 
-def _clipped_share(ratios: Sequence[Ratios]) -> float:
-    """Share of trained tokens in sequences whose every token is clipped."""
-    clipped = total = 0
-    for r in ratios:
-        free_S = torch.zeros(len(r.ids)).index_add(0, r.sequence_T, (~r.clipped_T).float())
-        clipped += int((free_S[r.sequence_T] == 0).sum())
-        total += len(r.sequence_T)
-    return clipped / total if total else 0.0
-
-
-def _moving(passes: Sequence[Pass], config: Config) -> list[tuple[MicroBatch, Tensor]]:
-    """The sequences with a gradient, packed anew, with the gradient that was found of their log-probabilities.
-
-    It is not found again: packed otherwise a log-probability is rounded otherwise, in bfloat16 by enough to move s by the
-    clip range, while those that were looked at stood in the very micro-batches of the old ones.
-    """
-    live: dict[str, tuple[Trajectory, Tensor]] = {}
-    for one in passes:
-        trajectories = one.micro.trajectories
-        by_sequence = one.grad_T.split([t.num_trained for t in trajectories])
-        moves_S = torch.zeros(len(trajectories), device=one.grad_T.device).index_add(
-            0,
-            one.micro.sequence_T,
-            (one.grad_T != 0).float(),  # NaN moves too: the step has to find it
-        )
-        for t, grad_T, moves in zip(trajectories, by_sequence, moves_S.tolist(), strict=True):
-            if moves:
-                live[t.id] = t, grad_T
-    if not live:
-        return []
-    packed = make_micro_batches(
-        [t for t, _ in live.values()],
-        token_budget=config.training.micro_batch_tokens,
-        device=passes[0].grad_T.device,
-    )
-    return [(micro, torch.cat([live[t.id][1] for t in micro.trajectories])) for micro in packed]
-
-
 def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
     """The batch with its advantages weighted, where the recipe wants that; it then wants the trainer's old ones too."""
     correction = config.rollout.correction
@@ -335,8 +290,9 @@ def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config:
     return weighted(batch, weights), weights
 
 
-def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
+def _old_logprobs(scorer: Passes, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
     """Old log-probabilities of the later minibatches, before any weight moves; by the very micro-batches of the update."""
+    policy = scorer.policy
     (first,) = _over_ranks(policy, out.ratios[:1])
     out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
@@ -347,7 +303,7 @@ def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, ou
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
-        old = [[policy.score(m)[0] for m in part.micro_batches] for part in later]
+        old = scorer.old([part.micro_batches for part in later])
         if policy.shards:
             policy.shards.idle(sum(part.idle for part in later))
     return old
