@@ -87,7 +87,7 @@ function drift(old, page, view) {
   const above = [...old.querySelectorAll("[id]")].filter((e) => page.getElementById(e.id) && e.getClientRects().length);
   const anchor = above.filter((e) => e.getBoundingClientRect().top <= 60).pop();
   if (!anchor || view.scrollY === 0) return 0;
-  return page.getElementById(anchor.id).getBoundingClientRect().top + 0 - (anchor.getBoundingClientRect().top + view.scrollY);
+  return page.getElementById(anchor.id).getBoundingClientRect().top - (anchor.getBoundingClientRect().top + view.scrollY);
 }
 
 look();
