@@ -24,7 +24,8 @@ CHROMIUM = Path("/usr/bin/chromium")
 WINDOW = (1280, 800)
 STEPS = 500
 
-HARNESS = """<!doctype html><style>body {{ margin: 0 }} iframe {{ border: 0; width: 100vw; height: 100vh }}</style><body><script>
+HARNESS = """<!doctype html><style>body {{ margin: 0 }} iframe {{ border: 0; width: 100vw; height: 100vh }}</style>
+<body><script>
 const frame = document.createElement("iframe");
 const tell = (ms) => fetch("http://127.0.0.1:{port}/?" + encodeURIComponent(JSON.stringify(ms)), {{ mode: "no-cors" }});
 frame.onload = () => {{
@@ -74,7 +75,16 @@ def browser(folder: str, address: str) -> list[str]:
     """The command of a headless browser with a profile of its own."""
     window = f"--window-size={WINDOW[0]},{WINDOW[1]}"
     quiet = ["--disable-background-networking", "--no-first-run", "--disable-component-update"]
-    return [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", window, f"--user-data-dir={folder}", *quiet, address]
+    return [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        window,
+        f"--user-data-dir={folder}",
+        *quiet,
+        address,
+    ]
 
 
 def made_up(folder: Path) -> Path:
@@ -93,7 +103,9 @@ def measure(run: Path, page: Path, repeats: int) -> str:
     times = [opened_ms(page) for _ in range(repeats)]
     loaded, shown = (sorted(part) for part in zip(*times, strict=True))
     middle = f"loaded after {statistics.median(loaded):.0f} ms, drawn after {statistics.median(shown):.0f}"
-    return f"{run}: written in {drawn:.1f} s, {page.stat().st_size:,} bytes; {middle} (slowest {shown[-1]:.0f} of {repeats})"
+    return (
+        f"{run}: written in {drawn:.1f} s, {page.stat().st_size:,} bytes; {middle} (slowest {shown[-1]:.0f} of {repeats})"
+    )
 
 
 def main() -> None:

@@ -32,7 +32,9 @@ def write(folder: Path, rewards, /, *, seed=0, evaluations=None, seconds=1.0, ra
     for step, reward in enumerate([None, *rewards]):
         score = evaluations.get(step)
         held = {} if score is None else {"evaluation/reward": score, "evaluation/pass@1": score / 2}
-        held |= {f"{key}_{end}": value + d for key, value in dict(held).items() for end, d in (("low", -0.1), ("high", 0.1))}
+        held |= {
+            f"{key}_{end}": value + d for key, value in dict(held).items() for end, d in (("low", -0.1), ("high", 0.1))
+        }
         trained = {"reward/mean": reward, "rollout/responses": 8, "time/step_s": seconds + (9 if held else 0)}
         trained |= {"time/evaluate_s": 9.0 if held else 0.0, "system/ranks": ranks, "clip/sequence": 0.01 * step}
         if held or step:
@@ -155,6 +157,7 @@ def test_seconds_leave_out_evaluations_and_gpu_seconds_count_processes(tmp_path)
     assert [r.steps for r in by_seconds.results] == [(3, 3), (6, 6)]
     assert [r.steps for r in by_gpu.results] == [(6, 6), (3, 3)]
     assert [r.scores["held-out reward"].mean for r in by_gpu.results] == [0.3, 0.2]
+    assert headings(by_gpu)[-2:] == headings(by_seconds)[-2:] == ["seconds", "GPU-seconds"]
     assert by_gpu.results[1].totals == {"samples": 24, "seconds": 3.0, "gpu-seconds": 12.0}
 
 
@@ -230,7 +233,7 @@ def test_a_run_without_evaluation_has_no_held_out_score_and_that_is_said(tmp_pat
     assert [r.scores["held-out reward"] is None for r in comparison.results] == [False, True]
     assert any(note.startswith("Without an evaluation") and str(tmp_path / "b") in note for note in footnotes(comparison))
     alone = compare([tmp_path / "b"])
-    assert headings(alone) == ["arm", "seeds", "steps", "training reward", "samples", "seconds", "GPU-seconds"]
+    assert headings(alone) == ["arm", "seeds", "steps", "training reward", "samples", "seconds"]
     assert "Held-out reward" in alone.missing
 
 
@@ -314,5 +317,7 @@ def test_the_command_prints_the_table_and_loads_no_torch(tmp_path):
     code = "import sys; from gspo.cli import main; assert not main(sys.argv[1:]); assert 'torch' not in sys.modules"
     words = ["compare", *map(str, ours + theirs), "--output", str(tmp_path / "c.html")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    assert re.search(r"objective\.name = grpo +3 +10 +10 +0\.250 \[0\.250, 0\.250\] +0\.500 .*0\.300 \[0\.052, 0\.548\]", done.stdout)
+    assert re.search(
+        r"objective\.name = grpo +3 +10 +10 +0\.250 \[0\.250, 0\.250\] +0\.500 .*0\.300 \[0\.052, 0\.548\]", done.stdout
+    )
     assert done.stdout.endswith(f"page: {tmp_path / 'c.html'}\n")

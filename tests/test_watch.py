@@ -79,7 +79,13 @@ def test_only_three_paths_are_served_and_only_to_get(small):
 def test_a_page_of_somebody_else_that_was_led_here_is_refused(small):
     with serving(small) as server:
         port = server.server_address[1]
-        for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "localhost.evil.example", ""):
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            f"127.0.0.1.evil.example:{port}",
+            "localhost.evil.example",
+            "",
+        ):
             status, text, _ = ask(server, "/report", Host=host)
             assert status == 421 and "reward" not in text
         for host in (f"127.0.0.1:{port}", "localhost", "LOCALHOST:9000"):  # another port: forwarded through ssh
@@ -104,12 +110,23 @@ def test_a_port_that_is_taken_is_named(small):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "no"):
-        with pytest.raises(RecordsError, match="is no folder of a run; start the run first"):
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path, tmp_path / "file"):
+        with pytest.raises(RecordsError, match="is no folder of a run"):
             serve(folder)
 
 
 # ---- following a run --------------------------------------------------------------------------------------
+
+
+def test_a_run_may_be_watched_before_it_has_begun(tmp_path):
+    watch = Watch(tmp_path / "new")
+    assert "The run has not begun yet." in watch.page() and state(watch.folder)[0].startswith("new: waiting for the run")
+    RunRecords(watch.folder)
+    assert Watch(watch.folder).page() == watch.page()
+    (watch.folder / "config.json").write_text("{}")
+    time.sleep(0.1)
+    assert "No step was recorded." in watch.page()
 
 
 def test_before_the_first_step_the_page_says_so_and_shows_the_cold_start(tmp_path):
@@ -201,7 +218,7 @@ def test_a_run_that_another_process_is_writing_is_followed_to_its_end(tmp_path, 
         assert writer.returncode == 0
         steps = [int(m[1]) for _, text, _ in pages if (m := re.search(r"<span>(\d+) of 20 steps</span>", text))]
         assert {status for status, _, _ in pages} == {200} and steps and steps == sorted(steps)
-        assert not any("There is no report yet" in text for _, text, _ in pages)
+        assert not any("There is no report" in text for _, text, _ in pages)
         while "<span>20 of 20 steps</span>" not in ask(server, "/report")[1] and time.monotonic() < end:
             time.sleep(0.2)
         assert json.loads(ask(server)[1])["state"] == "run: all 20 steps are recorded"

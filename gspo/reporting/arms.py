@@ -203,8 +203,8 @@ def _require_same_task(runs: Sequence[Recorded]) -> None:
             place = "evaluation.data" if both else "data"
             differ = [f"{place}.{key}" for key in _differing(here or {}, there or {})]
             raise RecordsError(
-                f"{first.folder} and {run.folder} are not of the same problems ({', '.join(differ)} differ): their scores say "
-                "nothing about each other; compare runs with the same "
+                f"{first.folder} and {run.folder} are not of the same problems ({', '.join(differ)} differ): their scores "
+                "say nothing about each other; compare runs with the same "
                 + ("held-out problems" if both else "prompts, or with evaluations on the same held-out problems")
             )
 

@@ -60,8 +60,8 @@ class Comparison:
 def compare(folders: Sequence[Path], by: By = "steps") -> Comparison:
     """Read the runs and lay them along the axis; runs that differ in nothing but the seed are one arm.
 
-    Scores are read where the first of the runs ends, so that all had the same steps, samples or seconds; curves go on. Raises
-    RecordsError, naming the folder, for what is no run or has no step, damaged records, runs of different held-out
+    Scores are read where the first of the runs ends, so that all had the same steps, samples or seconds; curves go on.
+    Raises RecordsError, naming the folder, for what is no run or has no step, damaged records, runs of different held-out
     problems, and more arms than colours can tell apart. Not covered: whether a difference is more than chance; intervals
     that do not overlap say so, those that do say nothing.
     """
@@ -77,7 +77,9 @@ def compare(folders: Sequence[Path], by: By = "steps") -> Comparison:
     drawn = [(chart, held) for chart, held in curves if any(held)]
     missing = [chart.title for chart, held in curves if not any(held)]
     if again:
-        notes.insert(0, "The held-out reward is the held-out pass@k of the smallest k in every evaluation, and is shown once.")
+        notes.insert(
+            0, "The held-out reward is the held-out pass@k of the smallest k in every evaluation, and is shown once."
+        )
     notes = [*_ends(runs, results, by, limit), *_too_few_seeds(arms), *notes]
     return Comparison(by, limit, columns, results, notes, drawn, missing)
 
@@ -222,7 +224,9 @@ def _ends(runs: Sequence[Recorded], results: Sequence[Result], by: By, limit: fl
         longer = [f"{visible(str(run.folder))} ({n:,})" for run, n in zip(runs, last, strict=True) if n > min(last)]
         out.append(f"Scores are read at step {min(last):,}, which all runs reached; longer are {', '.join(longer)}.")
     if untrained := [r.arm.label for r in results if r.evaluated and r.evaluated[0] == 0]:
-        out.append(f"Up to there the only evaluation is the one before training, of a run at least: {'; '.join(untrained)}.")
+        out.append(
+            f"Up to there the only evaluation is the one before training, of a run at least: {'; '.join(untrained)}."
+        )
     return out
 
 
@@ -230,11 +234,18 @@ def _too_few_seeds(arms: Sequence[Arm]) -> list[str]:
     few = [arm for arm in arms if len(arm.runs) < 3]
     if len(arms) < 2 or not few:
         return []
-    return [f"{_count(len(few), 'arm')} of {len(arms)} with fewer than three seeds: what differs there may be the seed alone."]
+    return [
+        f"{_count(len(few), 'arm')} of {len(arms)} with fewer than three seeds: what differs there may be the seed alone."
+    ]
 
 
 def _totals(comparison: Comparison) -> list[By]:
-    return [axis for axis in _TOTALS if any(r.totals[axis] is not None for r in comparison.results)]
+    """Those that are known; GPU-seconds only where they say more than seconds do."""
+    known: list[By] = [axis for axis in _TOTALS if any(r.totals[axis] is not None for r in comparison.results)]
+    same = comparison.by != "gpu-seconds" and all(
+        r.totals["gpu-seconds"] == r.totals["seconds"] for r in comparison.results
+    )
+    return [axis for axis in known if not (same and axis == "gpu-seconds")]
 
 
 def _cell(score: Score | None, num_runs: int) -> tuple[str, str]:
@@ -248,7 +259,9 @@ def _cell(score: Score | None, num_runs: int) -> tuple[str, str]:
 
 
 def _reached(comparison: Comparison) -> str:
-    return f"{comparison.limit:,.0f} {_unit(comparison.by)}" if comparison.by != "steps" else f"step {comparison.limit:,.0f}"
+    return (
+        f"{comparison.limit:,.0f} {_unit(comparison.by)}" if comparison.by != "steps" else f"step {comparison.limit:,.0f}"
+    )
 
 
 def _unit(by: By) -> str:

@@ -27,7 +27,7 @@ AXES: dict[By, str] = {
     "steps": "steps",
     "samples": "samples, responses that were trained on or thrown away",
     "seconds": "seconds of training, evaluations left out",
-    "gpu-seconds": "GPU-seconds of training (seconds × processes), evaluations left out",
+    "gpu-seconds": "GPU-seconds of training (seconds times processes), evaluations left out",
 }
 FEWEST_FOR_T = 5
 """Seeds from which on a band is Student's interval of the mean; of fewer it would be wider than all that was measured."""
@@ -69,7 +69,9 @@ def _cost(run: Recorded, row: Mapping[str, Any], by: By) -> float:
     for key in needs[by]:
         if not isinstance(row.get(key), int | float):
             hint = " (it was made before processes were counted)" if key == "system/ranks" else ""
-            raise RecordsError(f"{run.folder}: step {row['step']} holds no {key}{hint}: {by} are unknown; choose another --by")
+            raise RecordsError(
+                f"{run.folder}: step {row['step']} holds no {key}{hint}: {by} are unknown; choose another --by"
+            )
     if by == "samples":
         return float(row["rollout/responses"])
     seconds = row["time/step_s"] - (row.get("time/evaluate_s") or 0.0)

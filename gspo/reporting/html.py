@@ -88,7 +88,9 @@ def spread(num: int, limit: int) -> list[int]:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    begun = (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists()  # neither: it is no run, which is said
+    begun = (folder / "metrics.jsonl").exists() or not (
+        folder / "config.json"
+    ).exists()  # neither: it is no run, which is said
     rows = read_metrics(folder) if begun else []
     config, versions = read_object(folder / "config.json"), read_object(folder / "versions.json")
     sections = _sections(folder, rows, config)

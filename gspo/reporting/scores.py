@@ -66,7 +66,7 @@ def limit_of(runs: Sequence[Recorded], by: By) -> float:
 
 
 def result(arm: Arm, by: By, limit: float, columns: Mapping[str, str]) -> Result:
-    """The scores of an arm within `limit`: held out at the last evaluation, in training over the last tenth of the steps."""
+    """The scores of an arm within `limit`: held out at the last evaluation, in training over the last tenth of steps."""
     parts = [_within(run, by, limit) for run in arm.runs]
     evaluated = [part.rows[i]["step"] for part in parts for i in _evaluations(part)[-1:]]
     steps = [part.rows[-1]["step"] for part in parts]

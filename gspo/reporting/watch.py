@@ -40,16 +40,17 @@ class Watch:
     """
 
     def __init__(self, folder: Path):
-        """folder: the run's. Raises RecordsError unless it is the folder of a run, which need not have recorded a step."""
-        if not any((folder / name).is_file() for name in ("config.json", "metrics.jsonl")):
-            raise RecordsError(f"{folder}: is no folder of a run; start the run first, then watch the folder that it makes")
+        """folder: the run's, which need not be there yet. Raises RecordsError if something else is in its place."""
+        other = folder.exists() and not folder.is_dir()
+        if other or (folder.is_dir() and not is_run(folder) and any(folder.iterdir())):
+            raise RecordsError(f"{folder}: is no folder of a run: it holds neither config.json nor metrics.jsonl")
         self.folder = folder
         self._lock = Lock()
         self._page, self._version = "", ""
         self._rest_until = 0.0
 
     def version(self) -> str:
-        """Which report `page` would give: another one when the files changed, and the rest after the last drawing is over."""
+        """Which report `page` would give: another once the files changed and the rest after a drawing is over."""
         return self._version if self._version and time.monotonic() < self._rest_until else fingerprint(self.folder)
 
     def page(self) -> str:
@@ -64,11 +65,23 @@ class Watch:
         return self._page
 
     def _drawn(self) -> str:
+        if not is_run(self.folder):
+            return _plain("The run has not begun yet.")
         try:
             return render(self.folder)
         except (OSError, ValueError) as error:  # files vanish where a run resumes, and may be damaged
-            said = html.escape(visible(str(error)))
-            return f'<!doctype html><meta charset="utf-8"><title>no report</title><p>There is no report yet: {said}</p>'
+            return _plain(f"There is no report: {error}")
+
+
+def _plain(sentence: str) -> str:
+    """A page of one sentence."""
+    head = '<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>no report</title>'
+    return f'{head}<p style="font: 16px system-ui, sans-serif; margin: 40px">{html.escape(visible(sentence))}</p>'
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun in the folder."""
+    return any((folder / name).is_file() for name in ("config.json", "metrics.jsonl"))
 
 
 def fingerprint(folder: Path) -> str:
@@ -85,6 +98,8 @@ def fingerprint(folder: Path) -> str:
 def state(folder: Path) -> tuple[str, bool]:
     """Where the run is, in a few words, and whether steps are still to come."""
     name = visible(folder.resolve().name, keep="")
+    if not is_run(folder):
+        return f"{name}: waiting for the run to begin; {visible(str(folder), keep='')} is not there yet", True
     try:
         steps = read_object(folder / "config.json").get("training", {}).get("steps")
     except RecordsError as error:
@@ -130,7 +145,7 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server on the loopback address that answers GET of `/`, `/report` and `/version`, and nothing else.
 
     port: 0 takes any that is free. It refuses requests that name another host. Not covered: other users of this machine
-    may open the page too. Raises RecordsError for a folder that is no run, OSError, with the port, if that is taken.
+    may open the page too. Raises RecordsError for a folder of something else, OSError, with the port, if that is taken.
     """
     watch = Watch(folder)
     shell, policy = _shell(folder)
@@ -158,7 +173,8 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 def watch(folder: Path, *, port: int = 0) -> None:
     """Serve the report of a run until Ctrl-C, which ends the watching and not the run. Raises what `serve` does."""
     with serve(folder, port) as server:
-        print(f"watching {folder} at http://{ADDRESS}:{server.server_address[1]}/ until Ctrl-C", flush=True)
+        note = "" if is_run(folder) else ", which is not there yet,"
+        print(f"watching {folder}{note} at http://{ADDRESS}:{server.server_address[1]}/ until Ctrl-C", flush=True)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -207,7 +223,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, kind: str, text: str, headers: Mapping[str, str]) -> None:
         body = text.encode()
         self.send_response(status)
-        fixed = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+        fixed = {
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
         sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         for name, value in (sizes | fixed | dict(headers)).items():
             self.send_header(name, value)
