@@ -25,7 +25,7 @@ By = Literal["steps", "samples", "seconds", "gpu-seconds"]
 """What runs are laid along."""
 AXES: dict[By, str] = {
     "steps": "steps",
-    "samples": "samples, responses that were trained on or thrown away",
+    "samples": "samples",
     "seconds": "seconds of training, evaluations left out",
     "gpu-seconds": "GPU-seconds of training (seconds times processes), evaluations left out",
 }

@@ -40,6 +40,7 @@ function arrive(next) {
     if (seen) carry(seen, coming);
     untouched = values;
     document.title = page.title || document.title;
+    by("wait").hidden = true;
     if (seen) seen.remove();
     coming.className = "";
     seen = coming;
