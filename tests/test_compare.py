@@ -97,6 +97,8 @@ def test_arms_are_named_by_the_fewest_settings_and_tell_all_that_differ(tmp_path
     assert second.differing == {"objective.name": "grpo", "objective.clip_low": "0.2"}
     faster = write(tmp_path / "c", [0.1], **(ours | {"training__learning_rate": 1e-3}))
     labels = [arm.label for arm in arms_of([read_run(f) for f in [*folders, faster]])]
+    moved = write(tmp_path / "d", [0.1], **(ours | {"model__path": "/elsewhere", "training__epsilon": 1e-6}))
+    assert arms_of([read_run(f) for f in [folders[0], moved]])[1].label == "epsilon = 1e-06"
     assert labels == [
         "objective.name = gspo, learning_rate = 0.0001",
         "objective.name = grpo, learning_rate = 0.0001",
@@ -321,3 +323,14 @@ def test_the_command_prints_the_table_and_loads_no_torch(tmp_path):
         r"objective\.name = grpo +3 +10 +10 +0\.250 \[0\.250, 0\.250\] +0\.500 .*0\.300 \[0\.052, 0\.548\]", done.stdout
     )
     assert done.stdout.endswith(f"page: {tmp_path / 'c.html'}\n")
+
+
+def test_runs_of_one_step_of_nothing_clipped_and_of_as_many_arms_as_there_are_colours_are_drawn(tmp_path):
+    folders = [write(tmp_path / f"{i}", [0.5], training__learning_rate=i) for i in range(MOST_ARMS)]
+    for folder in folders:
+        text = (folder / "metrics.jsonl").read_text()
+        (folder / "metrics.jsonl").write_text(text.replace('"clip/sequence": 0.01', '"clip/sequence": 0.0'))
+    page = Tags(render(compare(folders)))
+    assert {attrs["id"] for tag, attrs in page.tags if tag == "figure"} == {"reward", "clipped", "seconds"}
+    assert len({attrs["class"] for tag, attrs in page.tags if tag == "i"}) == MOST_ARMS
+    assert "What is 0 lies on the lower edge." in " ".join(page.words)

@@ -180,9 +180,12 @@ def _labels(values: Sequence[Mapping[str, str]], known: Sequence[str]) -> list[s
     def parts(by: Sequence[str]) -> int:
         return len({tuple(held[key] for key in by) for held in values})
 
+    def liking(key: str) -> tuple[int, bool, bool, bool, int]:
+        place = key.endswith("path")  # says where a file lies, seldom what a run is
+        return parts([*chosen, key]), key == "run", key == "objective.name", not place, -keys.index(key)
+
     while parts(chosen) < parts(keys):
-        best = max(keys, key=lambda key: (parts([*chosen, key]), key == "run", key == "objective.name", -keys.index(key)))
-        chosen.append(best)
+        chosen.append(max(keys, key=liking))
     names = {key: _short(key, known) for key in chosen}
     labels = [", ".join(f"{names[key]} = {held[key]}" for key in chosen) for held in values]
     return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, 1)]

@@ -149,13 +149,13 @@ def painter(chart: Chart, curves: Sequence[Curve | None], limit: float) -> Calla
     def draw(axes: Axes) -> None:
         held = [(i, c) for i, c in enumerate(curves) if c is not None]
         floor = _floor([c for _, c in held]) if chart.log else None
-        if chart.log:
-            axes.set_yscale("log")
+        if floor is not None:
+            _log_axis(axes, floor, max(float(np.max(c.high)) for _, c in held))  # first: nothing is then scaled to fit
         for i, c in held:
             _one(axes, c, SERIES[i % len(SERIES)], DASHES[i // len(SERIES)], floor, points=not chart.smoothed)
         if max(c.x[-1] for _, c in held) > limit * (1 + 1e-9):
             axes.axvline(limit, color=EDGE, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
-        _axis(axes, chart, [c for _, c in held], floor)
+        _axis(axes, chart, [c for _, c in held])
 
     return draw
 
@@ -179,12 +179,10 @@ def _floor(curves: Sequence[Curve]) -> float:
     return 10.0 ** math.floor(math.log10(positive.min())) if len(positive) else 1e-4
 
 
-def _axis(axes: Axes, chart: Chart, curves: Sequence[Curve], floor: float | None) -> None:
+def _axis(axes: Axes, chart: Chart, curves: Sequence[Curve]) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-    if floor is not None:
-        _log_axis(axes, floor, max(float(np.max(c.high)) for c in curves))
-    elif all(float(np.min(c.low)) >= 0 for c in curves):
+    if not chart.log and all(float(np.min(c.low)) >= 0 for c in curves):
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.6g}%" if chart.percent else f"{v:.6g}"))
     axes.margins(x=0.02)
@@ -197,6 +195,7 @@ def _log_axis(axes: Axes, floor: float, top: float) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     decades = max(1, math.ceil(math.log10(top / floor) - 1e-9)) if top > 0 else 1
+    axes.set_yscale("log")
     axes.set_ylim(floor, floor * 10.0**decades)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades <= 2 else (1.0,)))
     axes.yaxis.set_minor_formatter(NullFormatter())
