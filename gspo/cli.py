@@ -259,13 +259,14 @@ def _compare(options: argparse.Namespace) -> None:
 
     require_page(options.output)
     comparison = compare(options.folders, options.by)
+    page = write_page(comparison, options.output)
     console = Console()
     if not console.is_terminal:
         console.width = 160  # nobody's window: a file or a pipe, where a folded table cannot be read
     console.print(table(comparison))
     for sentence in footnotes(comparison):
         console.print(Text(sentence))
-    print(f"page: {write_page(comparison, options.output)}")
+    print(f"page: {page}")
 
 
 def _watch(options: argparse.Namespace) -> None:
