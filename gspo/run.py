@@ -273,6 +273,7 @@ class Run:
         return {
             "system/model_flops_per_s": total / seconds,
             "system/model_flops_utilisation": total / seconds / (self.peak_flops * self.world.size),
+            "system/ranks": self.world.size,
             "system/peak_memory_gib": max(memory for _, memory in by_rank) / 2**30,
         }
 

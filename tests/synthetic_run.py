@@ -104,6 +104,7 @@ def step_row(step, steps, rng):
         "time/step_s": collect + update + save + 0.016,
         "system/model_flops_per_s": 4e10,
         "system/model_flops_utilisation": 0.31 + rng.normal(0, 0.01),
+        "system/ranks": 1,
         "system/peak_memory_gib": 1.2 + 0.1 * done,
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .drawing import Run
 from .figures import COLD_START, REFERENCE, TRAINING, Drawn, draw_figures
-from .records import read_metrics, read_samples, sample_steps
+from .records import read_metrics, read_object, read_samples, sample_steps
 from .text import visible
 
 MAX_STEPS, MAX_SAMPLES = 40, 16  # embedded: this many steps, this many samples of each
@@ -41,7 +41,8 @@ def write_report(run_folder: str | Path) -> Path:
     Reads metrics.jsonl, and where they are there cold_start/metrics.jsonl, samples/, config.json and versions.json. The
     page refers to nothing outside itself and forbids the browser to load anything; texts of models are shown, never
     interpreted. Same files, same page, byte for byte, with the same version of matplotlib. Figures that lack metrics
-    are left out and named. Raises FileNotFoundError without metrics.jsonl and ValueError for a file that is damaged.
+    are left out and named; before the first step it holds the cold start and the settings. Raises FileNotFoundError for a
+    folder that is no run, RecordsError for a file that is damaged.
     """
     folder = Path(run_folder)
     path = folder / "report.html"
@@ -87,8 +88,11 @@ def spread(num: int, limit: int) -> list[int]:
 
 
 def _contents(folder: Path) -> dict[str, Any]:
-    rows = read_metrics(folder)
-    config, versions = _json(folder / "config.json"), _json(folder / "versions.json")
+    begun = (folder / "metrics.jsonl").exists() or not (
+        folder / "config.json"
+    ).exists()  # neither: it is no run, which is said
+    rows = read_metrics(folder) if begun else []
+    config, versions = read_object(folder / "config.json"), read_object(folder / "versions.json")
     sections = _sections(folder, rows, config)
     drawn = [figure for _, figures in sections for figure in figures]
     return {
@@ -101,18 +105,6 @@ def _contents(folder: Path) -> dict[str, Any]:
         "versions": sorted((visible(str(k)), visible(str(v))) for k, v in versions.items()),
         "band_known": _clip(config) is not None,
     }
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object")
-    return value
 
 
 def _sections(folder: Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[tuple[str, list[Drawn]]]:

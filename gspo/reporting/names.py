@@ -126,6 +126,7 @@ METRICS: dict[str, str] = {
     "time/step_s": "The whole step, seconds.",
     "system/model_flops_per_s": "Arithmetic that the model needs for this step, a second of the whole step; FLOP/s.",
     "system/model_flops_utilisation": "The same as a share of what a large matrix product reaches on this device.",
+    "system/ranks": "Processes that shared the step, one GPU each where there are any, count.",
     "system/peak_memory_gib": "Most memory in use so far, GiB.",
     "evaluation/pass@<k>": "Estimated probability that one of k responses is solved, mean over prompts.",
     "evaluation/pass@<k>_low": "Lower end of its 95% confidence interval.",
