@@ -44,8 +44,10 @@ class Run:
         return found + [want for want in wanted if want.startswith(SAMPLES) and self.has_sampled(want)]
 
     def has_sampled(self, wanted: str) -> bool:
-        """Whether a line of the samples holds the key."""
-        return any(line.get(wanted.removeprefix(SAMPLES)) is not None for line in self.lines)
+        """Whether a line of the samples holds the key, `tokens/engine_gap` the key of a table in it."""
+        table, _, inner = wanted.removeprefix(SAMPLES).partition("/")
+        values = (line[table] for line in self.lines if line.get(table) is not None)
+        return any((value.get(inner) if inner else value) is not None for value in values)
 
 
 Draw = Callable[["Axes", Run, Sequence[str]], None]
@@ -72,13 +74,15 @@ def binned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return np.add.reduceat(steps, starts) / counts, means
 
 
-def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, mean: np.ndarray, colour: str, label: str) -> None:
+def _line(
+    axes: Axes, steps: np.ndarray, values: np.ndarray, mean: np.ndarray, colour: str, label: str, width: float = 1.7
+) -> None:
     """Thin as measured, thick as the mean given; a single point is a dot."""
     if len(steps) == 1:
         axes.plot(steps, values, "o", color=colour, label=label)
         return
     axes.plot(steps, values, color=colour, alpha=0.28, linewidth=0.9)
-    axes.plot(steps, mean, color=colour, label=label)
+    axes.plot(steps, mean, color=colour, label=label, linewidth=width)
 
 
 def lines(labels: Mapping[str, str], *, percent: bool = False, bottom: float | None = 0.0, exact: bool = False) -> Draw:
@@ -118,7 +122,8 @@ def log_lines(labels: Mapping[str, str], *, percent: bool = False) -> Draw:
                 steps, values = shown[key]
                 with np.errstate(invalid="ignore"):
                     thin, thick = (np.where(v > 0, v, np.nan) for v in (np.abs(values), smooth(np.abs(values))))
-                _line(axes, steps, thin, thick, SERIES[i], label)
+                width = 3.2 if i == 0 and len(shown) > 1 else 1.6  # so that of equal lines both are seen
+                _line(axes, steps, thin, thick, SERIES[i], label, width)
                 _zeros(axes, steps[values == 0], floor / step ** (1 + 0.6 * i), SERIES[i])
         zero = floor / step ** (1 + 0.3 * (len(labels) - 1)) if (sizes == 0).any() else None
         axes.set_ylim(floor if zero is None else floor / step ** (2 + 0.6 * (len(labels) - 1)), top)
@@ -146,7 +151,8 @@ def _log_ticks(axes: Axes, floor: float, top: float, zero: float | None, name: C
 
     low, high = round(math.log10(floor)), round(math.log10(top))
     every = -(-(high - low) // 7) or 1
-    places = [10.0**e for e in range(high, low - 1, -every)]
+    places = [m * 10.0**e for e in range(low, high) for m in (1, 2, 5)] if high - low == 1 else []
+    places = [*places, top] if places else [10.0**e for e in range(high, low - 1, -every)]
     names = {place: name(place) for place in places}
     if zero is not None:
         places, names = [zero, *places], names | {zero: "0"}
@@ -209,7 +215,6 @@ def quantiles(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     steps, values = run.series(keys[0])
     logs = _log(values)
     limit = ratio_limit(run)
-    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
     if run.clip:
         low, high = math.log1p(-run.clip[0]), math.log1p(run.clip[1])
         axes.axhspan(low, high, color=BAND, linewidth=0, label="clip band")
@@ -221,8 +226,17 @@ def quantiles(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     axes.plot(steps, at[0.0], color=MUTED, linewidth=0.7, label="least, largest")
     axes.plot(steps, at[1.0], color=MUTED, linewidth=0.7)
     axes.plot(steps, at[0.5], color=SERIES[0], label="median")
+    signed_log_axis(axes, limit, 1e-4)
+
+
+def signed_log_axis(axes: Axes, limit: float, linear: float) -> None:
+    """A y axis from -limit to limit, linear within `linear` of 0 and logarithmic outside, with seven ticks at most."""
+    first, last = round(math.log10(linear)), math.floor(math.log10(limit) + 1e-9)
+    every = -(-(last - first + 1) // 3) or 1
+    sizes = [10.0**e for e in range(last, first - (every == 1), -every)]  # of many none at `linear`: it would touch the 0
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
     axes.set_ylim(-limit, limit)
-    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
+    axes.set_yticks([sign * size for size in sizes for sign in (-1, 1)] + [0.0])
     axes.yaxis.set_major_formatter(power)
 
 
@@ -290,7 +304,6 @@ def mismatch_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     mean, std, num = pooled_by_length(run)
     shown = np.flatnonzero(num)
     centre, spread = mean[shown] - 1, np.nan_to_num(std[shown])
-    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
     if run.clip:
         axes.axhspan(-run.clip[0], run.clip[1], color=BAND, linewidth=0, label="clip band")
         axes.axhline(-run.clip[0], color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)))
@@ -298,9 +311,7 @@ def mismatch_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     axes.vlines(shown, centre - spread, centre + spread, color=SERIES[0], linewidth=5, alpha=0.35, label="± deviation")
     axes.plot(shown, centre, "o", color=SERIES[0], markersize=4, label="mean of s - 1")
     limit = max([1e-3, *np.abs(centre) + spread, *(run.clip or ())]) * 1.3
-    axes.set_ylim(-limit, limit)
-    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
-    axes.yaxis.set_major_formatter(power)
+    signed_log_axis(axes, limit, 1e-4)
     _length_axis(axes, shown)
 
 

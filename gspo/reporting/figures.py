@@ -106,6 +106,7 @@ def _panel(draw: Callable[..., Draw], labels: dict[str, str], title: str = "", *
 
 
 _CLIPPED = {"clip/sequence": "sequences", "clip/token": "tokens", "clip/outside_band": "ratios outside the band"}
+_COMPARED = ("samples: tokens/engine_gap",)
 _STAGES = {
     "time/collect_s": "collect",
     "time/score_s": "score",
@@ -183,6 +184,17 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
                 ),
             ),
             FigureSpec(
+                "update",
+                "Loss, gradient and learning rate",
+                "Means over minibatches. The loss is near zero by construction and says little about progress; the norm of "
+                "the gradient is taken before it is scaled down.",
+                (
+                    _panel(lines, {"objective/loss": "loss"}, "Loss", bottom=None),
+                    _panel(log_lines, {"update/grad_norm": "gradient norm"}, "Gradient norm"),
+                    _panel(lines, {"update/learning_rate": "learning rate"}, "Learning rate", exact=True),
+                ),
+            ),
+            FigureSpec(
                 "histograms",
                 "Histograms of the ratios",
                 "How often a log-ratio of each size occurs, on the same signed-log axis left and right. gspo clips s and "
@@ -195,7 +207,7 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
             FigureSpec(
                 "ratio-length",
                 "s against response length",
-                "s - 1 of single responses by their number of tokens: at most 1,500, evenly spread over the steps that "
+                "s - 1 of single responses by their number of tokens: at most 1,000, evenly spread over the steps that "
                 "this page holds. Those of one length stand side by side. Noise averages out with length, drift does not.",
                 (Panel("", ("samples: ratio",), ratio_by_length, "length"),),
             ),
@@ -205,17 +217,6 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
                 "Clipped: the gradient is zero. Outside the band is another, larger share. Steps with a share of exactly 0 "
                 "are dashes below the log scale.",
                 (_panel(log_lines, _CLIPPED, percent=True),),
-            ),
-            FigureSpec(
-                "update",
-                "Loss, gradient and learning rate",
-                "Means over minibatches. The loss is near zero by construction and says little about progress; the norm of "
-                "the gradient is taken before it is scaled down.",
-                (
-                    _panel(lines, {"objective/loss": "loss"}, "Loss", bottom=None),
-                    _panel(log_lines, {"update/grad_norm": "gradient norm"}, "Gradient norm"),
-                    _panel(lines, {"update/learning_rate": "learning rate"}, "Learning rate", exact=True),
-                ),
             ),
         ),
     ),
@@ -247,11 +248,16 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
             FigureSpec(
                 "engine-trainer",
                 "Engine against trainer, token by token",
-                "Log-probabilities of recorded tokens with the same weights, at most 1,500. On the dashed line both agree; "
+                "Log-probabilities of recorded tokens with the same weights, at most 1,000. On the dashed line both agree; "
                 "what is too small to see on the left is the height of a point on the right.",
                 (
-                    Panel("Engine (up) by trainer (right)", ("samples: tokens",), engine_by_trainer, "log-probability"),
-                    Panel("Engine less trainer", ("samples: tokens",), gap_by_trainer, "log-probability"),
+                    Panel(
+                        "Engine (up) by trainer (right)",
+                        ("samples: tokens/engine_gap",),
+                        engine_by_trainer,
+                        "log-probability",
+                    ),
+                    Panel("Engine less trainer", ("samples: tokens/engine_gap",), gap_by_trainer, "log-probability"),
                 ),
             ),
         ),

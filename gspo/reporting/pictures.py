@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .drawing import Draw, Run, power, share
+from .drawing import Draw, Run, power, share, signed_log_axis
 from .names import HISTOGRAM
 from .svg import BAND, EDGE, MUTED, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 1500  # of a scatter; about 100 bytes each in the page
+MAX_POINTS = 1000  # of a scatter; about 100 bytes each in the page
 HEAT_COLUMNS, HEAT_LEVELS = 50, 12  # of a heat map: the eye tells no more shades apart
 HISTOGRAMS = ("ratio/sequence_histogram", "ratio/token_histogram")
 
@@ -50,7 +50,7 @@ def histogram(axes: Axes, run: Run, keys: Sequence[str]) -> None:
             axes.axvline(edge, color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3)
     left = np.arange(counts.shape[1]) - 1  # bin k lies between the edges k - 1 and k
     whole = _shares(counts)
-    axes.bar(left + 0.5, whole, 0.94, color=SERIES[0], alpha=0.4, linewidth=0, label="all steps")
+    axes.bar(left + 0.5, whole, 0.94, color=SERIES[0], alpha=0.5, linewidth=0, label="all steps")
     if len(counts) > 1:
         edges = np.append(left, left[-1] + 1)
         for rows, colour, label in ((counts[:tenth], SERIES[1], "first tenth"), (counts[-tenth:], SERIES[0], "last tenth")):
@@ -91,7 +91,6 @@ def ratio_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     length = np.array([line["num_tokens"] for line in held], dtype=float)
     moved = np.array([line["ratio"] for line in held], dtype=float) - 1
     clipped = np.array([bool(line.get("clipped")) for line in held])
-    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
     if run.clip:
         axes.axhspan(*_band(run), color=BAND, linewidth=0, label="clip band")
         for edge in _band(run):
@@ -100,7 +99,7 @@ def ratio_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     for rows, colour, label in ((~clipped, SERIES[0], "not clipped"), (clipped, SERIES[1], "clipped")):
         _points(axes, at[rows], moved[rows], colour, label)
     limit = max([1e-3, *np.abs(moved), *map(abs, _band(run))]) * 1.3
-    _signed_log(axes, limit, 1e-4)
+    signed_log_axis(axes, limit, 1e-4)
     if length.max() > 8 * length.min():
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
@@ -119,14 +118,6 @@ def _beside(length: np.ndarray) -> np.ndarray:
 def _points(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> None:
     if len(x):
         axes.plot(x, y, "o", color=colour, markersize=3.4, alpha=0.5, markeredgewidth=0, label=label)
-
-
-def _signed_log(axes: Axes, limit: float, smallest: float) -> None:
-    decades = range(round(math.log10(smallest)), math.floor(math.log10(limit)) + 1)
-    some = [10.0**e for e in decades if (decades[-1] - e) % (-(-len(decades) // 4)) == 0] if decades else []
-    axes.set_ylim(-limit, limit)
-    axes.set_yticks([sign * size for size in some for sign in (-1, 1)] + [0.0])
-    axes.yaxis.set_major_formatter(power)
 
 
 def compared_tokens(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
@@ -153,10 +144,9 @@ def gap_by_trainer(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     engine, gap = compared_tokens(run.lines)
     sizes = np.abs(gap[gap != 0])
     smallest = 10.0 ** math.floor(math.log10(np.quantile(sizes, 0.1))) if len(sizes) else 1e-6
-    axes.set_yscale("symlog", linthresh=smallest, linscale=0.5)
     axes.axhline(0, color=MUTED, linewidth=1.1, linestyle=(0, (4, 2)))
     _points(axes, engine - gap, gap, SERIES[0], "tokens")
-    _signed_log(axes, max([*sizes, smallest]) * 1.6, smallest)
+    signed_log_axis(axes, max([*sizes, smallest]) * 1.6, smallest)
 
 
 # ---- heat map ---------------------------------------------------------------------------------------------
@@ -176,7 +166,10 @@ def by_layer(*, percent: bool) -> Draw:
         top = float(means.max()) or 1.0
         levels = np.ceil(means / top * HEAT_LEVELS).astype(int)  # 0 for what is exactly 0: no colour
         for level in range(1, HEAT_LEVELS + 1):
-            cells = [_cell(edges[c], edges[c + 1], layer) for c, layer in zip(*np.nonzero(levels == level), strict=True)]
+            cells = [
+                _cell(float(edges[c]), float(edges[c + 1]), layer)
+                for c, layer in zip(*np.nonzero(levels == level), strict=True)
+            ]
             named = level in (1, HEAT_LEVELS // 2, HEAT_LEVELS)
             if cells or named:
                 path = Path.make_compound_path(*cells) if cells else Path(np.zeros((0, 2)))

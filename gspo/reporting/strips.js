@@ -1,17 +1,18 @@
 
 // One response as a strip of tokens, and the weight of each token in the gradient.
-const SVG = "http://www.w3.org/2000/svg";
+// The parser knows the namespace of SVG, so that no address stands in the page.
+const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
 const strip = { response: null, at: 0, marks: [], bars: [] };
 
 function allResponses() {
   return data.strips.steps.flatMap((step) => step.responses);
 }
 
-// The scale of colours is the same for all responses: it holds 98 of 100 tokens that moved, rounded up to 1, 2 or 5.
+// The scale of colours is the same for all responses: it holds 9 of 10 tokens that moved, rounded up to 1, 2 or 5.
 function colourLimit() {
   const sizes = allResponses().flatMap((r) => r.d.map(Math.abs)).filter((d) => d > 0).sort((a, b) => a - b);
   if (!sizes.length) return 0.01;
-  const wanted = sizes[Math.floor(0.98 * (sizes.length - 1))];
+  const wanted = sizes[Math.floor(0.9 * (sizes.length - 1))];
   const decade = 10 ** Math.floor(Math.log10(wanted));
   return decade * [1, 2, 5, 10].find((m) => m * decade >= wanted * 0.999999);
 }
@@ -76,7 +77,7 @@ function point(i, focus) {
 function tokenMark(r, i, limit) {
   const text = r.texts[i] === "" ? "\u25ab" : r.texts[i].replaceAll("\n", "\u21b5\n").replaceAll("\t", "\u21e5\t");
   const mark = element("span", "token " + (r.d[i] > 0 ? "up" : "down"), text);
-  mark.style.setProperty("--a", Math.min(1, Math.abs(r.d[i]) / limit).toFixed(3));
+  mark.style.setProperty("--a", Math.min(1, Math.sqrt(Math.abs(r.d[i]) / limit)).toFixed(3));
   mark.setAttribute("role", "option");
   mark.setAttribute("aria-label", "token " + (i + 1) + " " + quoted(r.texts[i]) + ", ratio " + four(Math.exp(r.d[i])));
   mark.tabIndex = -1;
@@ -91,6 +92,7 @@ function showTokens(r, limit) {
     const told = "\u2026 " + r.leftOut.toLocaleString("en") + " tokens left out, largest |d| " + four(r.leftOutLargest) + " \u2026";
     children.splice((r.d.length + 1) >> 1, 0, element("span", "gap", told));
   }
+  by("strip-tokens").classList.toggle("few", r.d.length <= 16);
   by("strip-tokens").replaceChildren(...children);
 }
 
@@ -195,13 +197,13 @@ function onKey(event) {
   point(Math.min(last, Math.max(0, to)), true);
 }
 
-if (data.strips.steps.length) {
+if (by("strip")) {
   strip.limit = colourLimit();
   const name = (d) => Math.exp(d).toFixed(strip.limit < 0.02 ? 4 : strip.limit < 0.2 ? 3 : 2);
   by("strip-low").textContent = "\u2264 " + name(-strip.limit);
   by("strip-high").textContent = "\u2265 " + name(strip.limit);
   by("strip-step").max = data.strips.steps.length - 1;
-  by("strip-step").value = data.strips.steps.length - 1;
+  by("strip-step").value = data.strips.steps.length >> 1;  // at the end the learning rate may be 0, and nothing moves
   by("strip").hidden = false;
   for (const id of ["strip-tokens", "weights"]) {
     for (const kind of ["pointerover", "click", "focusin"]) by(id).addEventListener(kind, onToken);
