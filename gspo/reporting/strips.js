@@ -197,13 +197,14 @@ function onKey(event) {
   point(Math.min(last, Math.max(0, to)), true);
 }
 
+// The middle step is shown first: at the end the learning rate may be 0, and nothing moves.
 if (by("strip")) {
   strip.limit = colourLimit();
   const name = (d) => Math.exp(d).toFixed(strip.limit < 0.02 ? 4 : strip.limit < 0.2 ? 3 : 2);
   by("strip-low").textContent = "\u2264 " + name(-strip.limit);
   by("strip-high").textContent = "\u2265 " + name(strip.limit);
   by("strip-step").max = data.strips.steps.length - 1;
-  by("strip-step").value = data.strips.steps.length >> 1;  // at the end the learning rate may be 0, and nothing moves
+  by("strip-step").value = data.strips.steps.length >> 1;
   by("strip").hidden = false;
   for (const id of ["strip-tokens", "weights"]) {
     for (const kind of ["pointerover", "click", "focusin"]) by(id).addEventListener(kind, onToken);
