@@ -37,6 +37,7 @@ from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length, shard
 from .training.reference import ReferenceScore, open_reference
 from .training.routing import require_routing
+from .training.traces import token_records
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
 from .types import Advantage, Metrics, Prompt, Sample, Scored, Unfinished
 
@@ -222,8 +223,10 @@ class Run:
     ) -> Metrics:
         """All metrics of the step, and its samples written."""
         self._tell_once(updated)
-        lines = sample_lines(groups, advantages, diagnosis.by_sample(updated.ratios), step=self.step)
         if self.world.is_main:
+            completions = {s.sample.id: s.sample.completion for group in groups for s in group}
+            tokens = token_records(updated.ratios, completions, self.policy.tokenizer.decode)
+            lines = sample_lines(groups, advantages, diagnosis.by_sample(updated.ratios), step=self.step, tokens=tokens)
             self.records.write_samples(self.step, lines)
         times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
         trained = [r for part in updated.ratios for r in part]  # of all ranks

@@ -88,8 +88,12 @@ def sample_lines(
     updated: Mapping[str, tuple[float, bool]],
     *,
     step: int,
+    tokens: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterable[dict[str, Any]]:
-    """A record of every sample. updated: sample id to (s at its update, whether it was clipped), where it was trained."""
+    """A record of every sample. updated: sample id to (s at its update, whether it was clipped), where it was trained.
+
+    tokens: sample id to what `token_record` made of its tokens, for the few whose tokens are recorded.
+    """
     for group, group_advantages in zip(groups, advantages, strict=True):
         for scored, advantage in zip(group, group_advantages, strict=True):
             sample = scored.sample
@@ -111,6 +115,7 @@ def sample_lines(
                 "ratio": ratio,
                 "clipped": clipped,
                 **({"turns": _turns(sample)} if _is_episode(sample) else {}),
+                **({"tokens": tokens[sample.id]} if tokens and sample.id in tokens else {}),
             }
 
 
