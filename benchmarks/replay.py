@@ -7,7 +7,7 @@ MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, 
 first table has what replay adds: routers of all layers, forward and backward, with live and with replayed choices (made
 as the update makes them, of random hidden states), and what is done to the records between passes. The second has whole
 passes, and compares the log-probabilities of each way with those of experts computed one after the other ("eager").
-Medians of --repeats after one that is not counted; ways take turns. On a CPU the time is the process's own, so that programs
+Medians of --repeats after one not counted; ways take turns. On a CPU the time is the process's own, so that programs
 beside it count little; on a GPU it is the clock's.
 
 Not covered: several devices, compiled layers, real text (random tokens may load experts more evenly).
