@@ -1,14 +1,14 @@
 """What it costs to replay expert choices, and which way of computing experts is fastest: milliseconds and bytes, as tables.
 
-    python benchmarks/replay.py MODEL --tokens 8192               # replay: routers alone, records, bytes
-    python benchmarks/replay.py MODEL --tokens 1024 --experts     # ways to compute experts, in whole passes
+    python benchmarks/replay.py MODEL --tokens 8192                        # replay: routers alone, records, bytes
+    python benchmarks/replay.py MODEL --tokens 1024 --experts grouped_mm   # ways to compute experts, in whole passes
 
 MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, made of sequences of 512 random ones. The
 first table has what replay adds: routers of all layers, forward and backward, with live and with replayed choices (made
-as the update makes them, of random hidden states), and what is done to the records between passes. The second has whole passes,
-and compares the log-probabilities of each way with those of experts computed one after the other ("eager"). Medians of
---repeats after one that is not counted; ways take turns. On a CPU the time is the process's own, with one thread: what it
-would take with nothing beside it. On a GPU it is the clock's.
+as the update makes them, of random hidden states), and what is done to the records between passes. The second has whole
+passes, and compares the log-probabilities of each way with those of experts computed one after the other ("eager").
+Medians of --repeats after one not counted; ways take turns. On a CPU the time is the process's own, so that programs
+beside it count little; on a GPU it is the clock's.
 
 Not covered: several devices, compiled layers, real text (random tokens may load experts more evenly).
 """
@@ -104,17 +104,15 @@ def replaying(policy: Policy, micro: MicroBatch, repeats: int) -> None:
     ways = {"live": lambda: routing.replay(None), "replayed": give}
     found = medians(policy, ways, {"forward": route, "forward and backward": learn}, repeats)
     routing.replay(None)
-    print(
-        f"| {micro.num_tokens} tokens, {len(routing.layers)} layers, {routing.top_k} of {routing.num_experts} experts | ms |"
-    )
-    print("|---|---|")
+    shape = f"{len(routing.layers)} layers, {routing.top_k} of {routing.num_experts} experts"
+    print(f"| {micro.num_tokens} tokens, {shape} | ms |\n|---|---|")
     for way, (forward, both) in found.items():
         print(f"| routers, {way}: forward | {forward:.1f} |\n| routers, {way}: forward and backward | {both:.1f} |")
     print(f"| keeping the record | {kept[0]:.1f} |\n| giving it to the routers | {kept[1]:.1f} |")
     print(f"\nthe record: {record[0].nbytes} bytes, {record[0].nbytes / micro.num_tokens:.0f} a token\n")
 
 
-def experts(policy: Policy, micro: MicroBatch, repeats: int) -> None:
+def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) -> None:
     """The table of ways to compute experts."""
     logps: dict[str, torch.Tensor] = {}
 
@@ -125,14 +123,12 @@ def experts(policy: Policy, micro: MicroBatch, repeats: int) -> None:
     def both() -> None:
         policy.score(micro)[0].sum().backward()
 
-    for way in ("eager", "grouped_mm", "batched_mm"):
+    for way in ("eager", *ways):
         policy.model.set_experts_implementation(way)
         logps[way] = forward()
-    ways = {way: functools.partial(policy.model.set_experts_implementation, way) for way in logps}
-    found = medians(policy, ways, {"forward": forward, "forward and backward": both}, repeats)
-    print(
-        f"| {micro.num_tokens} tokens, experts by | forward, ms | forward and backward, ms | largest difference from eager |"
-    )
+    choices = {way: functools.partial(policy.model.set_experts_implementation, way) for way in logps}
+    found = medians(policy, choices, {"forward": forward, "forward and backward": both}, repeats)
+    print(f"| {micro.num_tokens} tokens, experts by | forward, ms | forward and backward, ms | largest difference |")
     print("|---|---|---|---|")
     for way, times in found.items():
         difference = float((logps[way] - logps["eager"]).abs().max())
@@ -147,13 +143,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--experts", action="store_true", help="compare the ways to compute experts, not replay")
+    parser.add_argument("--experts", nargs="+", metavar="WAY", help="compare these ways with eager: grouped_mm, batched_mm")
     args = parser.parse_args()
     settings = {"path": args.model, "device": args.device, "dtype": args.dtype}
     policy = load_policy(ModelConfig(**settings), temperature=1.0, seed=0)
     micro = micro_batch(policy, args.tokens)
     print(f"{args.model} on {policy.device}, {args.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    (experts if args.experts else replaying)(policy, micro, args.repeats)
+    if args.experts:
+        experts(policy, micro, args.repeats, args.experts)
+    else:
+        replaying(policy, micro, args.repeats)
 
 
 if __name__ == "__main__":

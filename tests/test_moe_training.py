@@ -239,3 +239,18 @@ def test_two_ranks_replay_and_count_what_one_does(tmp_path):
         for key in told:
             if key not in ("idle", "moe/replay_bytes"):  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)
+
+
+def test_experts_are_computed_by_the_grouped_product_as_one_after_the_other():
+    policy = moe_policy()
+    (micro,) = make_micro_batches(sampled(policy, PROMPTS), token_budget=1000)
+    found = {}
+    for way in (policy.model.get_experts_implementation()[""], "eager"):
+        policy.model.set_experts_implementation(way)
+        logp_T = policy.score(micro)[0]
+        policy.model.zero_grad()
+        logp_T.sum().backward()
+        found[way] = logp_T.detach(), {name: p.grad.clone() for name, p in policy.trainable.items()}
+    (logp_T, gradients), other = found["grouped_mm"], found["eager"]
+    torch.testing.assert_close(logp_T, other[0])
+    assert all(float((gradients[k] - g).norm()) <= 1e-5 * float(g.norm()) for k, g in other[1].items())
