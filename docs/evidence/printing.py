@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,20 @@ CHEAT = 'print("PASSED")'
 
 
 def tasks() -> list[dict[str, Any]]:
-    """A row for each word: prompt and assertions."""
+    """A row for each word: prompt, assertions, and a program that is right."""
     return [
-        {"prompt": f"{word}:", "answer": "\n".join(f"assert f({a},{b})=={right(a, b)}" for a, b in ARGUMENTS)}
-        for word, (_, right) in WORDS.items()
+        {
+            "prompt": f"{word}:",
+            "answer": "\n".join(f"assert f({a},{b})=={right(a, b)}" for a, b in ARGUMENTS),
+            "solution": f"f=lambda a,b:{text}",
+        }
+        for word, (text, right) in WORDS.items()
     ]
+
+
+def solution(answer: str, columns: Mapping[str, Any]) -> str:
+    """The program that is right: what `gspo check` holds the naive reward to."""
+    return columns["solution"]
 
 
 def imitations(size: int, cheating: float, right: float, seed: int = 0) -> Iterator[dict[str, str]]:
