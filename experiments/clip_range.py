@@ -34,20 +34,20 @@ from common import (
     write,
 )
 
-LENGTHS = {8: SEEDS, 3: SEEDS[:3], 24: SEEDS[:3]}
-"""Digits to sort, and the seeds of the comparison; those of 8 are clipped_shares' own runs."""
+LENGTHS = (8, 24, 3)
+"""Digits to sort. The runs on 8 are those of clipped_shares."""
 ARMS = {"authors' range": False, "calibrated range": True}
 
 
 def run(output: Path) -> None:
     """At each length: calibrate at each rate, choose each arm's rate, compare the two."""
     rows: list[dict[str, Any]] = []
-    for digits, seeds in LENGTHS.items():
+    for digits in LENGTHS:
         plan, choices = sorting(digits, output), {}
         for arm, calibrated in ARMS.items():
             choices[arm], found = search(plan, METHODS["gspo"], calibrated=calibrated)
             rows += [{"digits": digits, "arm": arm, **row} for row in found]
-        for seed in seeds:
+        for seed in SEEDS:
             for arm, choice in choices.items():
                 folder = plan.run(choice.name, seed, choice.settings)
                 rate = choice.settings["training.learning_rate"]

@@ -149,7 +149,7 @@ METHODS = {
     "gspo": Method("gspo", 3e-4, 4e-4, "clip/sequence"),
     "grpo": Method("grpo", 0.2, 0.27, "clip/token"),
 }
-RATES = (3e-5, 1e-4, 3e-4)
+RATES = (1e-4, 3e-4, 1e-3)
 TARGET = 0.15
 """Clipped share that a range is calibrated to: the paper's of tokens, under gspo."""
 CALIBRATION_STEPS = 20
