@@ -156,19 +156,22 @@ CALIBRATION_STEPS = 20
 CALIBRATION_RUNS = 4
 
 
+def trial(plan: Plan, method: Method, rate: float, scale: float) -> dict[str, Any]:
+    """The clipped share over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
+    steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
+    name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
+    share = mean(metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps})), method.share)
+    return {"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale, "share": share}
+
+
 def calibrate(plan: Plan, method: Method, rate: float) -> tuple[float, list[dict[str, Any]]]:
-    """The factor on the authors' range that gives a clipped share of TARGET over CALIBRATION_STEPS steps at the search's
-    seed, and the trials. Factors of four until two trials stand on either side of it, then between them by the
-    logarithms: share falls with the range about as a power. CALIBRATION_RUNS runs at most; the nearest is taken."""
+    """The factor on the authors' range that clips a share of TARGET, and the trials. Factors of four until two trials stand
+    on either side of it, then between them by the logarithms: the share falls with the range about as a power.
+    CALIBRATION_RUNS trials; the nearest is taken, whether it is near or not."""
     trials: list[dict[str, Any]] = []
-    scale = 1.0
     for _ in range(CALIBRATION_RUNS):
-        name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
-        steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
-        folder = plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps})
-        share = fmean(row[method.share] for row in metrics(folder) if row.get(method.share) is not None)
-        trials.append({"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale, "share": share})
-        scale = next_scale([(t["scale"], t["share"]) for t in trials])
+        scale = next_scale([(t["scale"], t["share"]) for t in trials]) if trials else 1.0
+        trials.append(trial(plan, method, rate, scale))
     best = min(trials, key=lambda t: abs(math.log(max(t["share"], 1e-4) / TARGET)))
     return best["scale"], trials
 
@@ -194,11 +197,13 @@ class Choice:
     """Learning rate and clip range."""
 
 
-def search(plan: Plan, method: Method, *, calibrated: bool) -> tuple[Choice, list[dict[str, Any]]]:
-    """The settings with the best score at the search's seed, and a row for each trial: RATES with the authors' range, or
-    with the range calibrated at each."""
+def search(
+    plan: Plan, method: Method, *, calibrated: bool, rates: Sequence[float] = RATES
+) -> tuple[Choice, list[dict[str, Any]]]:
+    """The settings with the best score at the search's seed, and a row for each trial: each rate with the authors' range,
+    or with the range calibrated at it."""
     rows, tried = [], []
-    for rate in RATES:
+    for rate in rates:
         scale, trials = calibrate(plan, method, rate) if calibrated else (1.0, [])
         name = f"{method.objective}-lr{rate:g}-{'calibrated' if calibrated else 'authors'}"
         choice = Choice(name, method.settings(rate, scale))
