@@ -57,21 +57,22 @@ def around_target(plan: Plan, rate: float) -> list[dict[str, Any]]:
 
 
 def run(output: Path) -> None:
-    """At each length: calibrate at each rate, choose each arm's rate, compare the two."""
-    rows: list[dict[str, Any]] = []
-    for digits in LENGTHS:
-        plan, choices = sorting(digits, output), {}
-        for rate in RATES:
-            rows += [{"digits": digits, **found} for found in around_target(plan, rate)]
+    """Calibrate everywhere; then, a length after the other, choose each arm's rate and compare the two."""
+    plans = {digits: sorting(digits, output) for digits in LENGTHS}
+    rows = [
+        {"digits": digits, **row} for digits, plan in plans.items() for rate in RATES for row in around_target(plan, rate)
+    ]
+    for digits, plan in plans.items():
+        choices = {}
         for arm, calibrated in ARMS.items():
             choices[arm], found = search(plan, METHODS["gspo"], calibrated=calibrated, rates=RATES[1:])
-            rows += [{"digits": digits, "arm": arm, **row} for row in found]
+            rows += [{"digits": digits, "arm": arm, **row} for row in found if row["what"] == "search"]
         for seed in SEEDS:
             for arm, choice in choices.items():
                 folder = plan.run(choice.name, seed, choice.settings)
                 rate = choice.settings["training.learning_rate"]
                 rows += labelled(folder, what="run", digits=digits, arm=arm, seed=seed, rate=rate)
-            write("clip_range", rows)
+        write("clip_range", rows)
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------

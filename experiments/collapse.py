@@ -32,11 +32,11 @@ from common import (
 )
 
 DIGITS = 8
-RATES = (1e-3, 3e-3)
+RATES = (5e-4, 7e-4, 1e-3)
 """From the lowest up; the first that collapses at the search's seed is taken."""
 STEPS, AGAIN = 80, 40
 """Of the run that collapses, and of those that start again."""
-EVERY = 5
+EVERY = 2
 """Steps between checkpoints."""
 WINDOW = 10
 """Steps that a reward is averaged over before it is judged."""
@@ -46,9 +46,12 @@ OTHER = {
     "a tenth of the clip range": (1.0, 0.1),
 }
 """What a new start changes: factors on the learning rate and the clip range. Optimizer and prompt order are new in all."""
+CONTROL = "a tenth of the rate"
+"""Which change is also trained from the cold start: how far as many steps lead where nothing has collapsed."""
 NEW = 10
 """Added to the seed of what starts again, so that prompts and samples are others."""
 WHEN = ("cold start", "well before", "last before", "after")
+"""Where training starts again."""
 
 
 def collapsed_at(rows: Rows) -> int | None:
@@ -93,11 +96,13 @@ def run(output: Path) -> None:
         rows += labelled(folder, what="provoked", rate=rate, seed=seed, fallen=fallen)
         steps = checkpoints(metrics(folder), fallen) if fallen else {}  # a seed that holds is reported as such
         models = {when: str(folder / "checkpoints" / f"step-{step:06d}" / "model") for when, step in steps.items()}
-        for when, model in {"cold start": plan.start(seed), **models}.items():
-            for number, (change, (factor, clip)) in enumerate(OTHER.items()):
-                name, changed = f"again-{when.replace(' ', '-')}-{number}", settings(rate * factor, clip, AGAIN)
-                again = plan.run(name, seed + NEW, changed, model=model)
-                rows += labelled(again, what="again", seed=seed, since=when, at=steps.get(when, 0), change=change)
+        begun = {(when, change): models[when] for when in models for change in OTHER}
+        begun["cold start", CONTROL] = plan.start(seed)
+        for (when, change), model in begun.items():
+            name = f"again-{when} {list(OTHER).index(change)}".replace(" ", "-")
+            factor, clip = OTHER[change]
+            again = plan.run(name, seed + NEW, settings(rate * factor, clip, AGAIN), model=model)
+            rows += labelled(again, what="again", seed=seed, since=when, at=steps.get(when, 0), change=change)
         write("collapse", rows)
 
 
@@ -125,7 +130,7 @@ def draw() -> None:
                 label = change if seed == SEEDS[0] else None
                 axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
         axis.set(title=f"again from: {since}", xlabel="step since the new start")
-    axes[1].legend(frameon=False, fontsize=8)
+    axes[2].legend(frameon=False, fontsize=8)
     axes[5].set_axis_off()
     figure.savefig(EVIDENCE / "collapse.png", dpi=110)
     print_tables(rows, again)
@@ -140,6 +145,8 @@ def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
 
     def cell(since: str, change: str) -> str:
         mine = [run for (when, what, _), run in again.items() if (when, what) == (since, change)]
+        if not mine:
+            return "-"
         first = [next(row["evaluation/pass@1"] for row in run if "evaluation/pass@1" in row) for run in mine]
         return f"{shown(first)} -> {shown([last(run, 'evaluation/pass@1') for run in mine])}"
 
