@@ -79,8 +79,11 @@ def test_a_collapse_is_a_fall_under_half_of_the_best_that_lasts(script):
 def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(script, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     common = script("common")
-    cold = {"steps": 1, "warmup_updates": 1, "evaluate_every": 0, "stop_at": None}
-    small = {f"cold_start.{key}": value for key, value in cold.items()} | {"evaluation": None}
+    cold = {"steps": 1, "batch_size": 4, "warmup_updates": 1, "evaluate_every": 0, "stop_at": None}
+    small = {f"cold_start.{key}": value for key, value in cold.items()} | {
+        "evaluation": None,
+        "data.parameters": {"digits": 3, "size": 200},
+    }
     plan = common.sorting(3, tmp_path)
     plan = common.Plan(plan.recipe, plan.folder, {k: v for k, v in plan.settings.items() if "evaluation" not in k} | small)
     tiny = {"training.steps": 2, "training.warmup_updates": 4, "rollout.prompts_per_step": 4}
