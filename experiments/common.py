@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,9 @@ class Plan:
         config = self.config(name, seed, {**begin, **settings})
         folder = self.folder / config.name
         if not (rows := metrics(folder)) or rows[-1]["step"] < config.training.steps:
+            start = time.process_time()
             train(config, resume=True)
+            (folder / "cpu_s.json").write_text(f"{time.process_time() - start:.3f}\n")
         return folder
 
 
@@ -103,7 +106,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def labelled(folder: Path, **labels: Any) -> list[dict[str, Any]]:
     """What is committed of a run: KEYS of each row, after the labels that say which run it is."""
-    return [labels | {key: short(row[key]) for key in KEYS if row.get(key) is not None} for row in metrics(folder)]
+    return [labels | {key: row[key] for key in KEYS if row.get(key) is not None} for row in metrics(folder)]
 
 
 def short(value: Any) -> Any:
@@ -115,7 +118,8 @@ def short(value: Any) -> Any:
 
 def write(name: str, rows: Rows) -> None:
     """Replace docs/evidence/NAME.jsonl."""
-    (EVIDENCE / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    lines = (json.dumps({key: short(value) for key, value in row.items()}) for row in rows)
+    (EVIDENCE / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 def read(name: str) -> list[dict[str, Any]]:
