@@ -34,7 +34,7 @@ from common import (
 DIGITS = 8
 RATES = (5e-4, 7e-4, 1e-3)
 """From the lowest up; the first that collapses at the search's seed is taken."""
-STEPS, AGAIN = 80, 40
+STEPS, AGAIN = 80, 30
 """Of the run that collapses, and of those that start again."""
 EVERY = 2
 """Steps between checkpoints."""
