@@ -8,6 +8,7 @@ Run from the repository's folder. Writes docs/evidence/collapse.jsonl and collap
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from common import (
@@ -46,11 +47,9 @@ OTHER = {
     "a tenth of the clip range": (1.0, 0.1),
 }
 """What a new start changes: factors on the learning rate and the clip range. Optimizer and prompt order are new in all."""
-CONTROL = "a tenth of the rate"
-"""Which change is also trained from the cold start: how far as many steps lead where nothing has collapsed."""
 NEW = 10
 """Added to the seed of what starts again, so that prompts and samples are others."""
-WHEN = ("cold start", "well before", "last before", "after")
+WHEN = ("well before", "last before", "half fallen", "after")
 """Where training starts again."""
 
 
@@ -63,12 +62,13 @@ def collapsed_at(rows: Rows) -> int | None:
 
 def checkpoints(rows: Rows, fallen: int) -> dict[str, int]:
     """Steps to start again from, of a run that has fallen under half at a step. Last before: the last checkpoint before the
-    smoothed reward left nine tenths of its best; well before: half of that; after: the end."""
+    smoothed reward left nine tenths of its best; well before: half of that; half fallen: the first one under half."""
     curve = [y for _, y in smooth(rows, "reward/mean")]
     best = max(curve[:fallen])
     left = max(i for i in range(fallen) if curve[i] >= 0.9 * best) + 1
     last = max(EVERY, left // EVERY * EVERY)
-    return {"well before": max(EVERY, last // 2 // EVERY * EVERY), "last before": last, "after": len(curve)}
+    early, half = max(EVERY, last // 2 // EVERY * EVERY), -(-fallen // EVERY) * EVERY
+    return dict(zip(WHEN, (early, last, half, len(curve)), strict=True))
 
 
 def settings(rate: float, clip: float, steps: int) -> Settings:
@@ -96,13 +96,11 @@ def run(output: Path) -> None:
         rows += labelled(folder, what="provoked", rate=rate, seed=seed, fallen=fallen)
         steps = checkpoints(metrics(folder), fallen) if fallen else {}  # a seed that holds is reported as such
         models = {when: str(folder / "checkpoints" / f"step-{step:06d}" / "model") for when, step in steps.items()}
-        begun = {(when, change): models[when] for when in models for change in OTHER}
-        begun["cold start", CONTROL] = plan.start(seed)
-        for (when, change), model in begun.items():
+        for (when, model), change in product(models.items(), OTHER):
             name = f"again-{when} {list(OTHER).index(change)}".replace(" ", "-")
             factor, clip = OTHER[change]
             again = plan.run(name, seed + NEW, settings(rate * factor, clip, AGAIN), model=model)
-            rows += labelled(again, what="again", seed=seed, since=when, at=steps.get(when, 0), change=change)
+            rows += labelled(again, what="again", seed=seed, since=when, at=steps[when], change=change)
         write("collapse", rows)
 
 
@@ -130,7 +128,7 @@ def draw() -> None:
                 label = change if seed == SEEDS[0] else None
                 axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
         axis.set(title=f"again from: {since}", xlabel="step since the new start")
-    axes[2].legend(frameon=False, fontsize=8)
+    axes[1].legend(frameon=False, fontsize=8)
     axes[5].set_axis_off()
     figure.savefig(EVIDENCE / "collapse.png", dpi=110)
     print_tables(rows, again)
@@ -145,8 +143,6 @@ def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
 
     def cell(since: str, change: str) -> str:
         mine = [run for (when, what, _), run in again.items() if (when, what) == (since, change)]
-        if not mine:
-            return "-"
         first = [next(row["evaluation/pass@1"] for row in run if "evaluation/pass@1" in row) for run in mine]
         return f"{shown(first)} -> {shown([last(run, 'evaluation/pass@1') for run in mine])}"
 

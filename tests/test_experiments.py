@@ -72,7 +72,7 @@ def test_a_collapse_is_a_fall_under_half_of_the_best_that_lasts(script):
     fallen = collapse.collapsed_at(curve(*fall))
     assert 30 < fallen <= 40
     steps = collapse.checkpoints(curve(*fall), fallen)
-    assert 0 < steps["well before"] < steps["last before"] <= 32 and steps["after"] == 60
+    assert 0 < steps["well before"] < steps["last before"] <= 32 < steps["half fallen"] < steps["after"] == 60
     assert not [step for step in steps.values() if step % collapse.EVERY]
 
 
