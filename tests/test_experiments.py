@@ -60,6 +60,13 @@ def test_the_calibration_nears_its_target_where_the_share_falls_as_a_power_of_th
     assert nearest < 0.1
 
 
+def test_the_range_at_the_target_is_exact_on_a_power_and_absent_where_no_trial_is_beyond(script):
+    clip_range = script("clip_range")
+    trials = [{"scale": scale, "share": 0.3 * scale**-0.5} for scale in (1.0, 2.0, 16.0)]
+    assert clip_range.range_at_target(trials) == pytest.approx(4 * script("common").METHODS["gspo"].high)
+    assert clip_range.range_at_target(trials[:2]) is None and clip_range.range_at_target(trials[2:]) is None
+
+
 def curve(*rewards):
     return [{"step": 0}] + [{"step": i + 1, "reward/mean": r} for i, r in enumerate(rewards)]
 
