@@ -39,8 +39,10 @@ from common import (
     write,
 )
 
-LENGTHS = (8, 24, 3)
-"""Digits to sort. The runs on 8 are those of clipped_shares."""
+LENGTHS = (3, 8, 24)
+"""Digits to sort, at which the range is calibrated."""
+TRAINED = (8, 3, 24)
+"""Those at which training is compared. The runs on 8 are those of clipped_shares."""
 RATES = (3e-5, 1e-4, 3e-4)
 """Of the calibration. Training is compared at the better of the last two; ten times the second one collapses."""
 WIDEST = 1024
@@ -62,8 +64,8 @@ def run(output: Path) -> None:
     rows = [
         {"digits": digits, **row} for digits, plan in plans.items() for rate in RATES for row in around_target(plan, rate)
     ]
-    for digits, plan in plans.items():
-        choices = {}
+    for digits in TRAINED:
+        plan, choices = plans[digits], {}
         for arm, calibrated in ARMS.items():
             choices[arm], found = search(plan, METHODS["gspo"], calibrated=calibrated, rates=RATES[1:])
             rows += [{"digits": digits, "arm": arm, **row} for row in found if row["what"] == "search"]
@@ -122,7 +124,7 @@ def draw() -> None:
         xscale="log", yscale="log", xlabel="learning rate", ylabel="upper clip range", title=f"range that clips {TARGET}"
     )
     first.legend(frameon=False, fontsize=8)
-    for axis, digits in zip(others, sorted(LENGTHS), strict=True):
+    for axis, digits in zip(others, sorted(TRAINED), strict=False):
         for arm, colour in zip(ARMS, ("tab:blue", "tab:orange"), strict=True):
             mine = [
                 smooth(run, "reward/mean") for (length, name, _), run in runs.items() if (length, name) == (digits, arm)
@@ -137,7 +139,7 @@ def draw() -> None:
     for row in rows:
         if row["what"] == "search":
             print({key: value for key, value in row.items() if key not in ("what", "objective")})
-    for digits in sorted(LENGTHS):
+    for digits in sorted(TRAINED):
         print_table(digits, {(arm, seed): run for (length, arm, seed), run in runs.items() if length == digits})
 
 
