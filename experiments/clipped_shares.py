@@ -1,0 +1,135 @@
+"""What gspo and grpo clip, and what each learns per sample and per second.
+
+    python experiments/clipped_shares.py
+    python experiments/clipped_shares.py --draw
+
+Run from the repository's folder. Writes docs/evidence/clipped_shares.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEARCH_SEED,
+    SEEDS,
+    Rows,
+    band,
+    by_run,
+    labelled,
+    last,
+    main,
+    mean,
+    read,
+    score,
+    search,
+    shown,
+    smooth,
+    sorting,
+    table,
+    write,
+)
+
+DIGITS = 8
+ARMS = {
+    "gspo": ("gspo", False),
+    "grpo": ("grpo", False),
+    "gspo, calibrated": ("gspo", True),
+    "grpo, calibrated": ("grpo", True),
+}
+"""Arm to objective, and whether its range is calibrated or its authors' own."""
+TIMED, REPETITIONS = (10, 40), 2
+"""Steps of the runs whose processor seconds are compared: a clock also counts what else the machine does."""
+
+
+def run(output: Path) -> None:
+    """Search, then run every arm at every seed; seeds outside, so that all arms meet the same neighbours on the machine."""
+    plan, choices, rows = sorting(DIGITS, output), {}, []
+    for arm, (objective, calibrated) in ARMS.items():
+        choices[arm], found = search(plan, METHODS[objective], calibrated=calibrated)
+        rows += [{"arm": arm, **row} for row in found]
+    for repetition, steps in product(range(REPETITIONS), TIMED):
+        for arm, choice in choices.items():
+            settings = {**choice.settings, "training.steps": steps, "evaluation": None}
+            folder = plan.run(f"timed-{choice.name}-{steps}-{repetition}", SEARCH_SEED, settings)
+            cpu_s = json.loads((folder / "cpu_s.json").read_text())
+            rows.append({"what": "seconds", "arm": arm, "repetition": repetition, "steps": steps, "cpu_s": cpu_s})
+    for seed in SEEDS:
+        for arm, choice in choices.items():
+            folder = plan.run(choice.name, seed, choice.settings)
+            rows += labelled(folder, what="run", arm=arm, seed=seed, rate=choice.settings["training.learning_rate"])
+        write("clipped_shares", rows)
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = dict(zip(ARMS, ("tab:blue", "tab:red", "tab:cyan", "tab:orange"), strict=True))
+COLUMNS: dict[str, Callable[[Rows], float]] = {
+    "held-out pass@1": lambda rows: last(rows, "evaluation/pass@1"),
+    "training reward, last 20 steps": score,
+    "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "clipped tokens": lambda rows: mean(rows, "clip/token"),
+}
+"""What is told of each run; intervals are over seeds."""
+
+
+def cpu_seconds(rows: Rows) -> dict[str, list[float]]:
+    """Processor seconds a step of each arm, one a repetition: longer less shorter runs, so that loading does not count."""
+    timed = by_run([row for row in rows if row["what"] == "seconds"], "arm", "repetition")
+    out: dict[str, list[float]] = {}
+    for (arm, _), (short, long) in timed.items():
+        out.setdefault(arm, []).append((long["cpu_s"] - short["cpu_s"]) / (long["steps"] - short["steps"]))
+    return out
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    rows = read("clipped_shares")
+    runs = by_run([row for row in rows if row["what"] == "run"], "arm", "seed")
+    seconds_a_step = {arm: fmean(s) for arm, s in cpu_seconds(rows).items()}
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    (reward, seconds), (tokens, sequences) = figure.subplots(2, 2)
+    for arm, colour in COLOURS.items():
+        mine = [run for (name, _), run in runs.items() if name == arm]
+        band(reward, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
+        for run in mine:
+            points = [(step * seconds_a_step[arm], reward) for step, reward in smooth(run, "reward/mean")]
+            seconds.plot(*zip(*points, strict=True), color=colour, linewidth=0.8)
+        for axis, key in ((tokens, "clip/token"), (sequences, "clip/sequence")):
+            band(axis, [smooth(run, key) for run in mine], label=arm, colour=colour)
+    reward.set(xlabel="step (128 samples each)", ylabel="training reward", title="by samples: mean and range of seeds")
+    seconds.set(xlabel="processor seconds", ylabel="training reward", title="by seconds: a line a seed")
+    tokens.set(xlabel="step", ylabel="clipped tokens", yscale="log", title="share of tokens clipped")
+    sequences.set(xlabel="step", ylabel="clipped sequences", yscale="log", title="share of sequences with anything clipped")
+    reward.legend(frameon=False, fontsize=8)
+    figure.savefig(EVIDENCE / "clipped_shares.png", dpi=110)
+    print_tables(rows, runs)
+
+
+def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
+    """The search, then each arm's numbers, then the differences to gspo seed by seed."""
+    for row in rows:
+        if row["what"] in ("calibration", "search"):
+            print({key: value for key, value in row.items() if key != "what"})
+    seeds = sorted({seed for _, seed in runs})
+    for arm, values in cpu_seconds(rows).items():
+        print(f"{arm}: processor seconds a step {', '.join(f'{v:.3f}' for v in values)}")
+    print(table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, seed]) for seed in seeds])))
+
+    def difference(arm: str, value: Callable[[Rows], float]) -> str:
+        return shown([value(runs[arm, seed]) - value(runs["gspo", seed]) for seed in seeds])
+
+    print(table([arm for arm in ARMS if arm != "gspo"], COLUMNS, difference))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
