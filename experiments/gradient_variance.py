@@ -1,12 +1,13 @@
 """Variance of the gradient against response length, by token ratios (grpo) and sequence ratios (gspo), at a fixed policy.
 
     python experiments/gradient_variance.py                   # about ten minutes on one core
-    python experiments/gradient_variance.py --only table      # numbers and figure from the Gram matrices of the runs
+    python experiments/gradient_variance.py --only table      # numbers and figure of what has run
 
 Run from the folder above experiments. For each of three policies (seeds) and each length, groups of eight responses to one
 prompt are sampled R times from the old policy. The gradient of each group's objective with respect to all parameters is
 made by gspo's own log-probabilities, packing and objectives, for all arms from the same samples and advantages. What is
-kept is the Gram matrix of the R gradients of an arm, from which all numbers and bootstraps follow. Writes
+kept are products of gradients, of all groups for each arm and of all arms for each group, from which all numbers and
+bootstraps follow. Writes
 docs/evidence/gradient_variance.jsonl and gradient_variance.png. T tokens of a response, P parameters, R groups.
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 ROWS = EVIDENCE / "gradient_variance.jsonl"
 
 SEEDS = (0, 1, 2)
-GROUPS = {32: 32, 128: 32, 512: 24, 2048: 16}
+GROUPS = {32: 24, 128: 24, 512: 12, 2048: 6}
 """Resampled groups by length: fewer of the long ones, which cost most."""
 G = 8
 """Responses of a group."""
@@ -129,60 +129,51 @@ def trajectory(policy: Policy, completion: Completion, name: str) -> Trajectory:
     return Trajectory(name, name, tokens, np.arange(len(tokens)) >= len(prompt), completion.logprobs, 0.0)
 
 
-def advantages(policy: Policy, completions: list[Completion], seed: int) -> dict[str, np.ndarray]:
-    """[groups, G] by reward: `sums`, the share of right additions, and `coin`, normal noise that no policy can raise."""
+def advantages(policy: Policy, completions: list[Completion]) -> np.ndarray:
+    """The advantage of each response, [groups x G]: its reward is the share of right additions, normalised in its group."""
     prompt = Prompt(0, None, PROMPT, (), None)
     texts = [policy.tokenizer.decode(c.token_ids) for c in completions]
     samples = [Sample(str(k), prompt, c, text) for k, (c, text) in enumerate(zip(completions, texts, strict=True))]
-    ones = [text.count("1") / len(text) for text in texts]
-    rewards = {
-        "sums": right_share(samples),
-        "ones": ones,
-        "coin": np.random.default_rng(seed).normal(size=len(samples)).tolist(),
-    }
-    groups = range(0, len(samples), G)
-    return {name: np.array([group_advantages(r[g : g + G]) for g in groups], float) for name, r in rewards.items()}
+    rewards = right_share(samples)
+    return np.concatenate([group_advantages(rewards[g : g + G]) for g in range(0, len(samples), G)]).astype(float)
 
 
 def response_vectors(
-    policies: dict[str, Policy], completion: Completion, noise_T: Tensor, use: Callable[[Arm, float, Tensor], None]
-) -> list[dict]:
-    """Hands `use` each arm's vector of one response for either sign of its advantage; returns what the ratios were like."""
-    rows, pulls, old_T = [], {}, torch.from_numpy(completion.logprobs)
+    policies: dict[str, Policy], completion: Completion, noise_T: Tensor, sign: float
+) -> tuple[list[Tensor], list[dict]]:
+    """Each arm's vector of one response whose advantage has this sign, [arms][P], and what the ratios were like."""
+    vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs)
     for name, policy in policies.items():
         (micro,) = make_micro_batches([trajectory(policy, completion, name)], token_budget=4096)
         pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()))
     for arm in ARMS:
-        pull = pulls[arm.policy]
-        d_T = pull.logp_T.detach() - old_T - arm.noise * noise_T
-        row = {"arm": arm.name}
-        for sign in (1.0, -1.0):
-            c_T = coefficients(pull.logp_T, old_T + arm.noise * noise_T, arm, sign)
-            row["lost+" if sign > 0 else "lost-"] = float((c_T == 0).float().mean())
-            use(arm, sign, pull(c_T))
-        log_s, w_T = float(d_T.mean()), d_T.exp()
-        row |= {"log_s": log_s, "abs_d": float(d_T.abs().mean()), "w": float(w_T.mean()), "w2": float((w_T**2).mean())}
-        rows.append(row)
-    return rows
+        pull, below_T = pulls[arm.policy], old_T + arm.noise * noise_T
+        d_T = pull.logp_T.detach() - below_T
+        c_T = coefficients(pull.logp_T, below_T, arm, sign)
+        vectors.append(pull(c_T))
+        row = {"arm": arm.name, "sign": sign, "lost": float((c_T == 0).float().mean()), "log_s": float(d_T.mean())}
+        w_T = d_T.exp()
+        rows.append(row | {"abs_d": float(d_T.abs().mean()), "w": float(w_T.mean()), "w2": float((w_T**2).mean())})
+    return vectors, rows
 
 
 def gradients(policies: dict[str, Policy], length: int, groups: int, seed: int) -> tuple[dict[str, np.ndarray], list[dict]]:
-    """By `reward arm` the Gram matrix [R, R] of the groups' gradients, and a row for each response and arm."""
+    """Products of the groups' gradients, `by_arm` [arms, R, R] and `by_group` [R, arms, arms], and a row for each response
+    and arm. A response without a signal is left out of both, as in training."""
     completions = sample(policies["old"], length, groups * G, seed)
-    by_reward, rng = advantages(policies["old"], completions, seed), np.random.default_rng((seed, length))
     size = sum(p.numel() for p in policies["old"].trainable.values())
-    total = {f"{reward} {arm.name}": torch.zeros(groups, size) for reward in by_reward for arm in ARMS}
-    rows: list[dict] = []
-    for k, completion in enumerate(completions):
-        group, member = divmod(k, G)
-
-        def use(arm: Arm, sign: float, vector_P: Tensor, group: int = group, member: int = member) -> None:
-            for reward, advantage in by_reward.items():
-                if advantage[group, member] * sign > 0:
-                    total[f"{reward} {arm.name}"][group] += advantage[group, member] / G * vector_P
-
-        rows += response_vectors(policies, completion, torch.from_numpy(rng.normal(size=length)).float(), use)
-    return {name: (x.double() @ x.double().T).numpy() for name, x in total.items()}, rows
+    total, rng, rows = torch.zeros(len(ARMS), groups, size), np.random.default_rng((seed, length)), []
+    for k, (completion, advantage) in enumerate(zip(completions, advantages(policies["old"], completions), strict=True)):
+        noise_T = torch.from_numpy(rng.normal(size=length)).float()
+        if advantage == 0:
+            continue
+        vectors, of_response = response_vectors(policies, completion, noise_T, float(np.sign(advantage)))
+        rows += of_response
+        for arm, vector_P in enumerate(vectors):
+            total[arm, k // G] += advantage / G * vector_P
+    wide = total.double()
+    products = {"by_arm": wide @ wide.transpose(1, 2), "by_group": torch.einsum("arp,brp->rab", wide, wide)}
+    return {name: x.numpy() for name, x in products.items()}, rows
 
 
 def moved(start: Path, seed: int, output: Path) -> dict[str, Path]:
@@ -192,29 +183,29 @@ def moved(start: Path, seed: int, output: Path) -> dict[str, Path]:
 
     found = {"old": start}
     for name, (steps, rate) in STEPS.items():
-        values = load("experiments/sums.toml").model_dump(mode="json") | {"cold_start": None, "model": {"path": str(start)}}
-        values |= {"seed": 1000 + seed, "output": str(output), "name": f"{name}-{seed}"}
-        values["training"] |= {"steps": steps, "minibatches": 1, "learning_rate": rate}
-        folder = train(build(values), resume=(output / f"{name}-{seed}").exists())
-        found[name] = max((folder / "checkpoints").glob("step-*")) / "model"
+        found[name] = output / f"{name}-{seed}" / "checkpoints" / f"step-{steps:06d}" / "model"
+        if not found[name].exists():
+            values = load("experiments/sums.toml").model_dump(mode="json") | {"cold_start": None}
+            values |= {"model": {"path": str(start)}, "seed": 1000 + seed, "output": str(output), "name": f"{name}-{seed}"}
+            values["training"] |= {"steps": steps, "minibatches": 1, "learning_rate": rate}
+            train(build(values))
     return found
 
 
-def run(seed: int, output: Path) -> None:
-    """Gram matrices and ratios of one policy at all lengths; what is there is not made again."""
+def run(seed: int, length: int, output: Path) -> None:
+    """Products of gradients, and ratios, of one policy at one length, unless they are there."""
     from gspo.recipe import load
 
+    path = output / f"gram-{seed}-{length}.npz"
+    if path.exists():
+        return
     folders = moved(imitated(seed, output / f"policy-{seed}"), seed, output)
     config = load("experiments/sums.toml").model
     policies = {name: load_policy(replace_model(config, path), temperature=1.0, seed=0) for name, path in folders.items()}
-    for length, groups in GROUPS.items():
-        path = output / f"gram-{seed}-{length}.npz"
-        if path.exists():
-            continue
-        grams, rows = gradients(policies, length, groups, seed)
-        (output / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
-        np.savez(path, **grams)
-        print(f"seed {seed}, length {length}: {groups} groups", flush=True)
+    products, rows = gradients(policies, length, GROUPS[length], seed)
+    (output / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
+    np.savez(path, **products)
+    print(f"seed {seed}, length {length}: {GROUPS[length]} groups", flush=True)
 
 
 def replace_model(config, path: Path):
@@ -230,8 +221,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/gradient_variance"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    for seed in [] if options.only == "table" else options.seeds:
-        run(seed, options.output)
+    for seed, length in [] if options.only == "table" else [(s, n) for n in GROUPS for s in options.seeds]:
+        run(seed, length, options.output)
     rows = measured_rows(options.output, options.seeds, list(GROUPS), [arm.name for arm in ARMS])
     ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     draw(rows, EVIDENCE / "gradient_variance.png")

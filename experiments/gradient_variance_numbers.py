@@ -74,61 +74,75 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def added(by_group: np.ndarray, arm: int, base: int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How an arm's gradients are those of a base times one factor, plus a rest: the factor, and the rest's share, [B].
+
+    The factor is least squares over all groups; the share is the rest's mean square over that of the scaled base.
+    by_group: products of the arms' gradients, [R, arms, arms].
+    """
+    own, cross, other = (count @ by_group[:, i, j] for i, j in ((arm, arm), (arm, base), (base, base)))
+    factor = cross / other
+    return factor, np.maximum(own - factor * cross, 0) / (factor * cross)
+
+
 def _ratio_rows(path: Path) -> dict[str, dict]:
     """By arm what the ratios of a length were like, from the rows of its responses."""
     rows = json.loads(path.read_text("utf-8"))
     out = {}
     for arm in dict.fromkeys(r["arm"] for r in rows):
         mine = [r for r in rows if r["arm"] == arm]
-        mean = {key: float(np.mean([r[key] for r in mine])) for key in ("abs_d", "w", "w2", "lost+", "lost-")}
+        mean = {key: float(np.mean([r[key] for r in mine])) for key in ("abs_d", "w", "w2")}
         out[arm] = {
             "mean_abs_d": mean["abs_d"],
             "sd_token_ratio": math.sqrt(max(0.0, mean["w2"] - mean["w"] ** 2)),
             "sd_sequence_ratio": float(np.std(np.exp([r["log_s"] for r in mine]))),
             "mean_log_s": float(np.mean([r["log_s"] for r in mine])),
-            "lost": (mean["lost+"] + mean["lost-"]) / 2,
+            "lost_positive": float(np.mean([r["lost"] for r in mine if r["sign"] > 0])),
+            "lost_negative": float(np.mean([r["lost"] for r in mine if r["sign"] < 0])),
         }
     return out
 
 
 def measured_rows(folder: Path, seeds: Sequence[int], lengths: Sequence[int], arms: Sequence[str]) -> list[dict]:
-    """A row for each seed, reward, arm and length, and one for each slope."""
+    """A row for each seed, arm and length, and one for the slopes of each seed and arm."""
     rows = []
     for seed in seeds:
-        grams = {n: np.load(folder / f"gram-{seed}-{n}.npz") for n in lengths}
+        products = {n: dict(np.load(folder / f"gram-{seed}-{n}.npz")) for n in lengths}
+        count = {n: counts(p["by_arm"].shape[1], seed=n) for n, p in products.items()}
         ratios = {n: _ratio_rows(folder / f"ratios-{seed}-{n}.json") for n in lengths}
-        count = {n: counts(len(next(iter(g.values()))), seed=n) for n, g in grams.items()}
-        for reward in ("sums", "coin"):
-            for arm in arms:
-                control = f"{reward} {arm.split('/')[0]}/0/none/free"
-                pairs = {
-                    n: (moments(g[f"{reward} {arm}"], count[n]), moments(g[control], count[n])) for n, g in grams.items()
-                }
-                what = {"seed": seed, "reward": reward, "arm": arm}
-                rows += [what | {"length": n} | _numbers(n, *pair) | ratios[n][arm] for n, pair in pairs.items()]
-                rows.append(what | _slopes(lengths, [mine for mine, _ in pairs.values()]))
+        for k, arm in enumerate(arms):
+            place, noise, kind = arm.split("/", 2)
+            none, quiet = arms.index(f"{place}/0/none/free"), arms.index(f"{place}/0/{kind}")
+            measured = {n: _measured(p, k, none, quiet, count[n]) for n, p in products.items()}
+            what = {"seed": seed, "arm": arm}
+            for n, values in measured.items():
+                rows.append(what | {"length": n, "groups": count[n].shape[1]} | _with_ends(values) | ratios[n][arm])
+            keys = ["trace", *(["residual"] if k != none else []), *(["noise"] if noise != "0" else [])]
+            of_lengths = {key: np.stack([m[key] for m in measured.values()]) for key in keys}
+            rows.append(what | _with_ends({f"slope_{key}": slope(lengths, x) for key, x in of_lengths.items()}))
     return [{k: _rounded(v) for k, v in row.items()} for row in rows]
 
 
-def _numbers(length: int, mine: tuple[np.ndarray, np.ndarray], control: tuple[np.ndarray, np.ndarray]) -> dict:
-    """Variance of an arm at a length, and against the same policy's with every ratio 1."""
-    (trace, mean2), ratio = mine, relative(*mine)
-    excess, trace_ratio = ratio / relative(*control), trace / control[0]
+def _measured(products, arm: int, none: int, quiet: int, count: np.ndarray) -> dict[str, np.ndarray]:
+    """All numbers of an arm at a length, [B] each."""
+    trace, mean2 = moments(products["by_arm"][arm], count)
+    control = moments(products["by_arm"][none], count)
+    factor, residual = added(products["by_group"], arm, none, count)
     return {
-        "trace": float(trace[0]), "trace_ci": ends(trace), "trace_by_tokens": float(trace[0] * length),
-        "mean2": float(mean2[0]), "mean2_ci": ends(mean2), "relative": float(ratio[0]), "relative_ci": ends(ratio),
-        "excess": float(excess[0]), "excess_ci": ends(excess),
-        "trace_ratio": float(trace_ratio[0]), "trace_ratio_ci": ends(trace_ratio),
-    }  # fmt: skip
+        "trace": trace,
+        "mean2": mean2,
+        "relative": relative(trace, mean2),
+        "trace_ratio": trace / control[0],
+        "relative_ratio": relative(trace, mean2) / relative(*control),
+        "factor": factor,
+        "residual": residual,
+        "noise": added(products["by_group"], arm, quiet, count)[1],
+    }
 
 
-def _slopes(lengths: Sequence[int], of_arm: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict:
-    trace = slope(lengths, np.stack([t for t, _ in of_arm]))
-    with np.errstate(invalid="ignore"):
-        ratio = slope(lengths, np.stack([relative(*m) for m in of_arm]))
-    ratio = ratio[np.isfinite(ratio)]
-    out = {"slope_trace": float(trace[0]), "slope_trace_ci": ends(trace)}
-    return out | ({"slope_relative": float(ratio[0]), "slope_relative_ci": ends(ratio)} if len(ratio) > 1 else {})
+def _with_ends(values: dict[str, np.ndarray]) -> dict:
+    """Each number with the interval of its bootstrap."""
+    return {k: v for key, x in values.items() for k, v in ((key, float(x[0])), (f"{key}_ci", ends(x)))}
 
 
 def _rounded(value):
@@ -140,53 +154,57 @@ def _rounded(value):
     return value
 
 
-def across(rows: list[dict], arm: str, key: str, *, reward: str, length: int | None) -> list[float]:
+def across(rows: list[dict], arm: str, key: str, length: int | None = None) -> list[float]:
     """A number of an arm, by seed; without a length, of its slopes."""
-    found = [r for r in rows if r["arm"] == arm and r["reward"] == reward and r.get("length") == length]
+    found = [r for r in rows if r["arm"] == arm and r.get("length") == length]
     return [r[key] for r in found if r.get(key) is not None]
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Variance over the squared mean against length, a panel for each distance between the policies, on log axes."""
+    """Above, the variance of the gradient; below, what the ratio adds to the gradient of ratio 1; both against length."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.9), layout="constrained")
-    axes = figure.subplots(1, len(PLACES), sharey=True)
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    axes = figure.subplots(2, len(PLACES), sharey="row", sharex=True)
     lengths = sorted({r["length"] for r in rows if "length" in r})
-    for ax, (place, title) in zip(axes, PLACES.items(), strict=True):
-        for k, (kind, label) in enumerate(LABELS.items()):
-            arm = f"{place.split('/')[0]}/0/{kind}" if kind == "none/free" else f"{place}/{kind}"
-            by_seed = [across(rows, arm, "relative", reward="sums", length=n) for n in lengths]
-            at = [n * 1.07 ** (k - 2) for n in lengths]
-            points = [(x, v) for x, values in zip(at, by_seed, strict=True) for v in values]
-            ax.plot(*zip(*points, strict=True), "o", markersize=3, alpha=0.6, color=COLOURS[kind])
-            centre = [math.exp(sum(map(math.log, v)) / len(v)) if v else math.nan for v in by_seed]
-            slopes = across(rows, arm, "slope_relative", reward="sums", length=None)
-            said = f", slope {sum(slopes) / len(slopes):+.2f}" if slopes else ""
-            ax.plot(at, centre, color=COLOURS[kind], linewidth=1.2, label=f"{label}{said}")
-        ax.set(title=title, xscale="log", yscale="log", xlabel="response length, tokens")
-        ax.set_xticks(lengths, [str(n) for n in lengths])
-        ax.minorticks_off()
-        ax.legend(frameon=False, fontsize=6.5)
-    axes[0].set(ylabel="variance of the gradient / |mean|²")
-    figure.savefig(path, dpi=110)
+    for column, (place, title) in enumerate(PLACES.items()):
+        for ax, key in zip(axes[:, column], ("trace", "residual"), strict=True):
+            for kind in LABELS if key == "trace" else list(LABELS)[1:]:
+                arm = f"{place.split('/')[0]}/0/{kind}" if kind == "none/free" else f"{place}/{kind}"
+                _line(ax, rows, arm, key, lengths, LABELS[kind], COLOURS[kind])
+            ax.set(xscale="log", yscale="log")
+            ax.set_xticks(lengths, [str(n) for n in lengths])
+            ax.minorticks_off()
+            ax.legend(frameon=False, fontsize=7, loc="best")
+        axes[0, column].set(title=title)
+        axes[1, column].set(xlabel="response length, tokens")
+    axes[0, 0].set(ylabel="variance of the gradient\n(trace of the covariance)")
+    axes[1, 0].set(ylabel="what the ratio adds: mean square of the\nrest over that of the ratio-1 gradient")
+    figure.savefig(path, dpi=100)
+
+
+def _line(ax, rows: list[dict], arm: str, key: str, lengths: Sequence[int], label: str, colour: str) -> None:
+    """The seeds' values as points, their geometric mean as a line, the mean slope in the legend."""
+    by_seed = [[v for v in across(rows, arm, key, n) if v > 0] for n in lengths]
+    if not all(by_seed):
+        return
+    ax.plot(*zip(*[(n, v) for n, values in zip(lengths, by_seed, strict=True) for v in values], strict=True), "o",
+            markersize=3, alpha=0.6, color=colour)  # fmt: skip
+    slopes = across(rows, arm, f"slope_{key}")
+    centre = [math.exp(sum(map(math.log, v)) / len(v)) for v in by_seed]
+    ax.plot(lengths, centre, color=colour, label=f"{label}: slope {sum(slopes) / len(slopes):+.2f}")
 
 
 def print_table(rows: list[dict]) -> None:
-    """By arm: slopes with their interval over seeds, and the variance against ratio 1 at each length, mean over seeds."""
+    """By arm: slopes with their interval over seeds, and numbers at each length, mean over seeds."""
     lengths = sorted({r["length"] for r in rows if "length" in r})
-    for reward in ("sums", "coin"):
-        for arm in dict.fromkeys(r["arm"] for r in rows):
-            parts = []
-            for key in ("slope_trace", "slope_relative"):
-                values = across(rows, arm, key, reward=reward, length=None)
-                if len(values) > 1:
-                    parts.append("{} {:+.2f} [{:+.2f}, {:+.2f}]".format(key, *over_seeds(values)))
-            key = "excess" if reward == "sums" else "trace_ratio"
-            for n in lengths:
-                some = across(rows, arm, key, reward=reward, length=n)
-                lost, d = (across(rows, arm, k, reward=reward, length=n) for k in ("lost", "mean_abs_d"))
-                if len(some) > 1:
-                    mean, low, high = over_seeds(some)
-                    parts.append(f"{n}: {mean:.3f} [{low:.3f}, {high:.3f}] lost {np.mean(lost):.2f} |d| {np.mean(d):.3f}")
-            print(f"{reward} {arm}: " + "; ".join(parts))
+    for arm in dict.fromkeys(r["arm"] for r in rows):
+        print(arm)
+        for key in ("slope_trace", "slope_residual", "slope_noise"):
+            if len(values := across(rows, arm, key)) > 1:
+                print("    {} {:+.2f} [{:+.2f}, {:+.2f}]".format(key, *over_seeds(values)))
+        for key in ("trace", "relative", "trace_ratio", "relative_ratio", "factor", "residual", "noise", "mean_abs_d",
+                    "sd_token_ratio", "sd_sequence_ratio", "mean_log_s", "lost_positive", "lost_negative"):  # fmt: skip
+            found = [across(rows, arm, key, n) for n in lengths]
+            said = ["{:.3g} [{:.3g}, {:.3g}]".format(*over_seeds(v)) if len(v) > 1 else str(v) for v in found]
+            print(f"    {key}: " + "; ".join(f"{n}: {one}" for n, one in zip(lengths, said, strict=True)))
