@@ -24,6 +24,8 @@ METHODS = {
     "gspo_token, the turn's own reward": {"advantage": {"credit": "turn", "turn_discount": 0.0}},
     "gspo_token, all later rewards": {"advantage": {"credit": "turn", "turn_discount": 1.0}},
 }
+WHOLE, OWN, LATER = METHODS
+PAIRS = ((OWN, WHOLE), (LATER, WHOLE), (OWN, LATER))
 COLOURS = dict(zip(METHODS, ("tab:orange", "tab:blue", "tab:green"), strict=True))
 RATES = (1e-4, 2e-4, 4e-4)
 SEARCH_SEEDS, SEARCH_STEPS, COMPARED_AT = (100,), 150, 50
@@ -63,6 +65,15 @@ def right_by_turn(lines: list[dict]) -> list[float]:
     return [count / len(lines) for count in counts]
 
 
+def right_by_problem(lines: list[dict]) -> str:
+    """How many of a problem's episodes got the reward, a digit a problem in their order."""
+    counts: dict[str, int] = {}
+    for line in lines:
+        problem = line["id"].split("/")[1]
+        counts[problem] = counts.get(problem, 0) + int(line["reward"])
+    return "".join(map(str, counts.values()))
+
+
 def train_one(seed: int, method: str, rate: float, steps: int, output: str, overrides: list[str]) -> list[dict]:
     """The rows of one run."""
     from gspo.cold_start import cold_start
@@ -88,8 +99,9 @@ def summary(what: dict, folder: Path) -> list[dict]:
     out = []
     for row in (r for r in metrics if "evaluation/reward" in r):
         lines = (folder / "evaluation" / f"step-{row['step']:06d}.jsonl").read_text("utf-8").splitlines()
-        turns = [round(x, 4) for x in right_by_turn([json.loads(line) for line in lines])]
-        out.append(what | {"step": row["step"], "held_out": row["evaluation/reward"], "held_out_by_turn": turns})
+        samples = [json.loads(line) for line in lines]
+        scores = {"held_out": row["evaluation/reward"], "held_out_by_turn": [round(x, 4) for x in right_by_turn(samples)]}
+        out.append(what | {"step": row["step"]} | scores | {"right_by_problem": right_by_problem(samples)})
     trained = [r for r in metrics if "reward/mean" in r]
     for part in (trained[i : i + EVERY] for i in range(0, len(trained), EVERY)):
         mean = {
@@ -125,51 +137,80 @@ def run_missing(wanted: list[tuple[int, str, float]], steps: int, output: str, o
 
 
 def table(rows: list[dict], seeds: tuple[int, ...]) -> None:
-    """Print the search, the scores after training by method, and the paired differences by seed."""
-    from gspo.evaluation.statistics import paired
-
+    """Print the search, and what the runs give."""
     for method in METHODS:
         for rate in RATES:
             found = [[at(rows, method, s, rate, step) for step in (0, 50, 100, 150)] for s in SEARCH_SEEDS]
             print(f"search, {method}, {rate:g}, at steps 0, 50, 100, 150: {found}")
-    scores = {m: [at(rows, m, s, chosen_rate(rows, m), STEPS) or math.nan for s in seeds] for m in METHODS}
+    for rate in RATES:
+        over_problems(rows, rate, SEARCH_STEPS, SEARCH_SEEDS)
+    scores = {m: [at(rows, m, s, chosen_rate(rows, m), STEPS) for s in seeds] for m in METHODS}
+    known = [k for k in range(len(seeds)) if all(values[k] is not None for values in scores.values())]
+    print(f"seeds with all methods: {[seeds[k] for k in known]}")
+    if len(known) > 1:
+        over_problems(rows, chosen_rate(rows, WHOLE), STEPS, tuple(seeds[k] for k in known))
+        table_of_runs(rows, {m: [values[k] for k in known] for m, values in scores.items()})
+
+
+def over_problems(rows: list[dict], rate: float, step: int, seeds: tuple[int, ...]) -> None:
+    """Print the differences between methods over held-out problems, each problem's share being the mean over seeds."""
+    from gspo.evaluation.statistics import paired
+
+    found = [r for r in rows if (r["rate"], r["step"]) == (rate, step) and r["seed"] in seeds and "held_out" in r]
+    for one, other in PAIRS:
+        shares = [
+            [sum(map(int, digits)) / len(digits) / EVALUATION["samples"] for digits in zip(*strings, strict=True)]
+            for strings in ([r["right_by_problem"] for r in found if r["method"] == m] for m in (one, other))
+        ]
+        if all(shares):
+            p = paired(*shares)
+            d = f"{p.difference.mean:+.3f} [{p.difference.low:+.3f}, {p.difference.high:+.3f}]"
+            print(f"rate {rate:g}, step {step}, seeds {seeds}: {one} - {other}: {d}, sign-flip p {p.p_value:.4f}")
+
+
+def table_of_runs(rows: list[dict], scores: dict[str, list[float]]) -> None:
+    """Print scores by method, and their differences by seed."""
+    from gspo.evaluation.statistics import paired
+
     for method, values in scores.items():
         mean, low, high = interval(values)
-        turns = [r["held_out_by_turn"] for r in rows if r["method"] == method and r["seed"] in seeds
-                 and r["rate"] == chosen_rate(rows, method) and r["step"] == STEPS and "held_out" in r]  # fmt: skip
-        by_turn = [round(sum(column) / len(column), 3) for column in zip(*turns, strict=True)]
-        print(f"{method} at {chosen_rate(rows, method):g}: {mean:.3f} [{low:.3f}, {high:.3f}], by seed "
-              f"{[round(v, 3) for v in values]}, by turn {by_turn}")  # fmt: skip
-    names = list(METHODS)
-    for one, other in ((names[1], names[0]), (names[2], names[0]), (names[1], names[2])):
+        said = [round(v, 3) for v in values]
+        print(f"{method} at {chosen_rate(rows, method):g}: {mean:.3f} [{low:.3f}, {high:.3f}], by seed {said}")
+    for one, other in PAIRS:
         differences = [a - b for a, b in zip(scores[one], scores[other], strict=True)]
         mean, low, high = interval(differences)
-        p = paired(scores[one], scores[other]).p_value
-        print(f"{one} - {other}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], sign-flip p {p:.3f}, by seed "
-              f"{[round(d, 3) for d in differences]}")  # fmt: skip
+        p, said = paired(scores[one], scores[other]).p_value, [round(d, 3) for d in differences]
+        print(f"{one} - {other}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], sign-flip p {p:.3f}, by seed {said}")
 
 
 def draw(rows: list[dict], seeds: tuple[int, ...]) -> None:
-    """turns.png: training reward and held-out reward of the scored turn by step, mean and range of seeds."""
+    """turns.png: reward of the scored turn by step; a panel a rate of the search, and one of the runs."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, key in zip(axes, ("reward", "held_out"), strict=True):
-        for method in METHODS:
-            rate = chosen_rate(rows, method)
-            lines: dict[int, list[float]] = {}
-            for r in rows:
-                if key in r and r["method"] == method and r["rate"] == rate and r["seed"] in seeds:
+    panels = {
+        f"search, rate {rate:g}": [r for r in rows if r["seed"] in SEARCH_SEEDS and r["rate"] == rate] for rate in RATES
+    }
+    if reported := [r for r in rows if r["seed"] in seeds and r["rate"] == chosen_rate(rows, r["method"])]:
+        panels["other seeds, mean and range"] = reported
+    figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True)
+    for ax, (title, some) in zip(axes, panels.items(), strict=True):
+        for method, colour in COLOURS.items():
+            for key, style in (("reward", "-"), ("held_out", "o")):
+                lines: dict[int, list[float]] = {}
+                for r in (r for r in some if key in r and r["method"] == method):
                     lines.setdefault(r["step"], []).append(r[key])
-            steps, colour = sorted(lines), COLOURS[method]
-            marker = "o" if key == "held_out" else None
-            ax.fill_between(steps, [min(lines[s]) for s in steps], [max(lines[s]) for s in steps], alpha=0.15, color=colour)
-            label = f"{method}, rate {rate:g}"
-            ax.plot(steps, [sum(lines[s]) / len(lines[s]) for s in steps], color=colour, marker=marker, label=label)
-    axes[0].set(title="in training, means of ten steps", xlabel="step", ylabel="reward of the scored turn", ylim=(0.3, 1))
-    axes[1].set(title="held-out problems", xlabel="step")
-    axes[1].legend(frameon=False, loc="lower right", title=f"mean and range of {len(seeds)} seeds")
+                steps = sorted(lines)
+                ax.fill_between(
+                    steps, [min(lines[s]) for s in steps], [max(lines[s]) for s in steps], alpha=0.15, color=colour
+                )
+                label = method if key == "reward" else None
+                ax.plot(steps, [sum(lines[s]) / len(lines[s]) for s in steps], style, color=colour, label=label)
+        ax.set(title=title, xlabel="step", ylim=(0.2, 0.75))
+    axes[0].set(ylabel="reward of the scored turn")
+    axes[0].legend(
+        frameon=False, fontsize=8, loc="lower right", title="lines: in training; dots: held out", title_fontsize=8
+    )
     figure.savefig(EVIDENCE / "turns.png", dpi=110)
 
 
