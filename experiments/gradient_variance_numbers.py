@@ -53,7 +53,9 @@ def moments(gram: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def ends(values: np.ndarray) -> list[float]:
     """Percentile interval of a bootstrap, its first value being the estimate itself."""
-    return [float(x) for x in np.quantile(values[1:], [0.025, 0.975])]
+    if np.isnan(values).any():
+        return [math.nan, math.nan]
+    return [float(x) for x in np.quantile(values[1:], [0.025, 0.975], method="nearest")]  # infinite values stay in order
 
 
 def relative(trace: np.ndarray, mean2: np.ndarray) -> np.ndarray:
@@ -72,6 +74,12 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     n, mean = len(values), math.fsum(values) / len(values)
     half = T_95[n] * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean, mean - half, mean + half
+
+
+def over_seeds_geometric(values: Sequence[float]) -> tuple[float, float, float]:
+    """The same of positive numbers on the log scale: geometric mean and ends."""
+    mean, low, high = (math.exp(x) for x in over_seeds([math.log(v) for v in values]))
+    return mean, low, high
 
 
 def added(by_group: np.ndarray, arm: int, base: int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,11 +141,16 @@ def _measured(products, arm: int, none: int, quiet: int, count: np.ndarray) -> d
         "mean2": mean2,
         "relative": relative(trace, mean2),
         "trace_ratio": trace / control[0],
-        "relative_ratio": relative(trace, mean2) / relative(*control),
+        "relative_ratio": _quotient(relative(trace, mean2), relative(*control)),
         "factor": factor,
         "residual": residual,
         "noise": added(products["by_group"], arm, quiet, count)[1],
     }
+
+
+def _quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x / y; not a number where y is infinite, being unknown."""
+    return np.where(np.isfinite(y), x / np.where(np.isfinite(y), y, 1), np.nan)
 
 
 def _with_ends(values: dict[str, np.ndarray]) -> dict:
@@ -161,38 +174,39 @@ def across(rows: list[dict], arm: str, key: str, length: int | None = None) -> l
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Above, the variance of the gradient; below, what the ratio adds to the gradient of ratio 1; both against length."""
+    """Above, the variance of the gradient; below, what the ratio or its noise adds to the gradient; both against length."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7), layout="constrained")
+    figure = Figure(figsize=(13, 7.2), layout="constrained")
     axes = figure.subplots(2, len(PLACES), sharey="row", sharex=True)
     lengths = sorted({r["length"] for r in rows if "length" in r})
     for column, (place, title) in enumerate(PLACES.items()):
-        for ax, key in zip(axes[:, column], ("trace", "residual"), strict=True):
-            for kind in LABELS if key == "trace" else list(LABELS)[1:]:
-                arm = f"{place.split('/')[0]}/0/{kind}" if kind == "none/free" else f"{place}/{kind}"
-                _line(ax, rows, arm, key, lengths, LABELS[kind], COLOURS[kind])
-            ax.set(xscale="log", yscale="log")
-            ax.set_xticks(lengths, [str(n) for n in lengths])
-            ax.minorticks_off()
-            ax.legend(frameon=False, fontsize=7, loc="best")
-        axes[0, column].set(title=title)
-        axes[1, column].set(xlabel="response length, tokens")
+        above, below = axes[:, column]
+        for kind in LABELS:
+            arm = f"{place.split('/')[0]}/0/{kind}" if kind == "none/free" else f"{place}/{kind}"
+            _line(above, rows, arm, "trace", lengths, kind)
+            if kind != "none/free":
+                _line(below, rows, arm, "residual" if place.endswith("/0") else "noise", lengths, kind)
+        above.set(title=title, xscale="log", yscale="log")
+        what = "against ratio 1" if place.endswith("/0") else "against the same without noise"
+        below.set(title=what, xscale="log", yscale="log", xlabel="response length, tokens")
+        below.set_xticks(lengths, [str(n) for n in lengths])
+        below.minorticks_off()
     axes[0, 0].set(ylabel="variance of the gradient\n(trace of the covariance)")
-    axes[1, 0].set(ylabel="what the ratio adds: mean square of the\nrest over that of the ratio-1 gradient")
+    axes[1, 0].set(ylabel="mean square of what is added,\nover that of the gradient below")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=100)
 
 
-def _line(ax, rows: list[dict], arm: str, key: str, lengths: Sequence[int], label: str, colour: str) -> None:
-    """The seeds' values as points, their geometric mean as a line, the mean slope in the legend."""
+def _line(ax, rows: list[dict], arm: str, key: str, lengths: Sequence[int], kind: str) -> None:
+    """The seeds' values as points, their geometric mean as a line."""
     by_seed = [[v for v in across(rows, arm, key, n) if v > 0] for n in lengths]
-    if not all(by_seed):
-        return
-    ax.plot(*zip(*[(n, v) for n, values in zip(lengths, by_seed, strict=True) for v in values], strict=True), "o",
-            markersize=3, alpha=0.6, color=colour)  # fmt: skip
-    slopes = across(rows, arm, f"slope_{key}")
-    centre = [math.exp(sum(map(math.log, v)) / len(v)) for v in by_seed]
-    ax.plot(lengths, centre, color=colour, label=f"{label}: slope {sum(slopes) / len(slopes):+.2f}")
+    points = [(n, v) for n, values in zip(lengths, by_seed, strict=True) for v in values]
+    if points:
+        ax.plot(*zip(*points, strict=True), "o", markersize=3, alpha=0.5, color=COLOURS[kind])
+    centre = [math.exp(sum(map(math.log, v)) / len(v)) if v else math.nan for v in by_seed]
+    ax.plot(lengths, centre, color=COLOURS[kind], label=LABELS[kind])
 
 
 def print_table(rows: list[dict]) -> None:
@@ -206,5 +220,12 @@ def print_table(rows: list[dict]) -> None:
         for key in ("trace", "relative", "trace_ratio", "relative_ratio", "factor", "residual", "noise", "mean_abs_d",
                     "sd_token_ratio", "sd_sequence_ratio", "mean_log_s", "lost_positive", "lost_negative"):  # fmt: skip
             found = [across(rows, arm, key, n) for n in lengths]
-            said = ["{:.3g} [{:.3g}, {:.3g}]".format(*over_seeds(v)) if len(v) > 1 else str(v) for v in found]
+            said = [_said(v) for v in found]
             print(f"    {key}: " + "; ".join(f"{n}: {one}" for n, one in zip(lengths, said, strict=True)))
+
+
+def _said(values: Sequence[float]) -> str:
+    """Mean and interval over seeds, geometric where all are positive; the values themselves where seeds are missing."""
+    if len(values) < 3:
+        return str(values)
+    return "{:.3g} [{:.3g}, {:.3g}]".format(*(over_seeds_geometric if min(values) > 0 else over_seeds)(values))

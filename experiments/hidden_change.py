@@ -251,7 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
-    for seed, rate in [] if options.only == "table" else [(s, r) for s in SEEDS for r in RATES]:
+    for seed, rate in [] if options.only == "table" else [(s, r) for r in RATES for s in SEEDS]:
         if not any((r["seed"], r["rate"]) == (seed, rate) for r in rows):
             new, kept = train_one(seed, rate, options.output)
             (options.output / f"responses-{seed}-{rate:g}.json").write_text(json.dumps(kept), "utf-8")
