@@ -1,7 +1,7 @@
 """Variance of the gradient against response length, by token ratios (grpo) and sequence ratios (gspo), at a fixed policy.
 
     python experiments/gradient_variance.py                   # about ten minutes on one core
-    python experiments/gradient_variance.py --only table      # numbers and figure of what has run
+    python experiments/gradient_variance.py --draw     # figure and tables from the committed rows
 
 Run from the folder above experiments. For each of three policies (seeds) and each length, groups of eight responses to one
 prompt are sampled R times from the old policy. The gradient of each group's objective with respect to all parameters is
@@ -216,15 +216,17 @@ def replace_model(config, path: Path):
 def main() -> None:
     """Run, write the rows, draw, print: what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", choices=("runs", "table"), help="one stage; both when left out")
+    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--output", type=Path, default=Path("runs/gradient_variance"))
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    for seed, length in [] if options.only == "table" else [(s, n) for n in GROUPS for s in options.seeds]:
-        run(seed, length, options.output)
-    rows = measured_rows(options.output, options.seeds, list(GROUPS), [arm.name for arm in ARMS])
-    ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    if not options.draw:
+        options.output.mkdir(parents=True, exist_ok=True)
+        for seed, length in [(s, n) for n in GROUPS for s in options.seeds]:
+            run(seed, length, options.output)
+        made = measured_rows(options.output, options.seeds, list(GROUPS), [arm.name for arm in ARMS])
+        ROWS.write_text("".join(json.dumps(row) + "\n" for row in made), "utf-8")
+    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
     draw(rows, EVIDENCE / "gradient_variance.png")
     print_table(rows)
 

@@ -1,13 +1,13 @@
 """Where length normalisation hides: few tokens moved far while s stays near 1. Exact, and as found in training.
 
     python experiments/hidden_change.py                   # a few minutes on one core
-    python experiments/hidden_change.py --only table      # numbers and figure of what has run
+    python experiments/hidden_change.py --draw     # figure and tables from the committed rows
 
 Run from the folder above experiments. The exact part says how far k of n tokens can move before gspo's clip sees it. The
 other part trains the decoder of sums.toml on responses of 128 tokens with gspo, at three learning rates and seeds, and
 takes down for each trained response its s, whether it was clipped, and its tokens' largest |d|. Runs that are there are not
-made again. Writes docs/evidence/hidden_change.jsonl (a row a step and run) and hidden_change.png. d is log pi - log pi_old
-of a token, s the exponential of its mean.
+made again. Writes docs/evidence/hidden_change.jsonl (a row a step of a run, and one of responses a run) and
+hidden_change.png. d is log pi - log pi_old of a token, s the exponential of its mean.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gspo.objectives import GRPO_CLIP, GSPO_CLIP
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 ROWS = EVIDENCE / "hidden_change.jsonl"
-SEEDS, RATES, STEPS = (0, 1, 2), (1e-4, 1e-3, 5e-3), 30
-"""From a careful learning rate to one that is too high."""
+SEEDS, RATES, STEPS, SHOWN = (0, 1, 2), (1e-4, 1e-3, 5e-3), 30, 3
+"""Learning rates from a careful one to one that is too high; single responses are kept of the last steps alone."""
 FAR = math.log(1 + GRPO_CLIP.high)
 """A |d| that grpo's clip would not let pass: ln 1.2."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -98,8 +98,8 @@ def summary(found: Sequence[dict]) -> dict:
     return {key: float(f"{value:.5g}") for key, value in out.items()}
 
 
-def train_one(seed: int, rate: float, output: Path) -> tuple[list[dict], list[dict]]:
-    """A row a step of one run, and the responses of its steps; the steps are those of gspo.loop.train."""
+def train_one(seed: int, rate: float, output: Path) -> list[dict]:
+    """A row a step of one run, and one with the responses of its last steps; the steps are those of gspo.loop.train."""
     from gspo import data
     from gspo.recipe import build, load
     from gspo.run import open_run
@@ -118,10 +118,11 @@ def train_one(seed: int, rate: float, output: Path) -> tuple[list[dict], list[di
             run.advance(cursor)
             row, found = run.measure(scored, advantages, minibatches, updated), responses(updated.ratios)
             run.record(row)
-            kept += [one | {"step": run.step} for one in found]
+            kept += found if run.step > STEPS - SHOWN else []
             taken = {"reward": row["reward/mean"], "entropy": row["policy/entropy"], "grad_norm": row["update/grad_norm"]}
             rows.append({"seed": seed, "rate": rate, "step": run.step} | taken | summary(found))
-    return rows, kept
+    points = [[float(f"{r['log_s']:.3g}"), float(f"{r['largest']:.3g}"), r["clipped"]] for r in kept]
+    return [*rows, {"seed": seed, "rate": rate, "log_s_largest_clipped": points}]
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
@@ -167,7 +168,10 @@ def print_table(rows: Sequence[dict]) -> None:
         print(f"n {n}: sum of d unseen {low:+.3f} to {high:+.3f}; ratio of k tokens {ratios}; inside by chance {chance}")
     print("least length that hides one token at 1.2, 2, 10:", [shortest_hiding(x) for x in (1.2, 2, 10)])
     for rate in RATES:
-        mine = [r for r in rows if r["rate"] == rate]
+        mine = [r for r in rows if r["rate"] == rate and "step" in r]
+        if {r["seed"] for r in mine} != set(SEEDS):
+            print(f"{rate:g}: not all seeds have run")
+            continue
         for key in KEYS:
             early, late = mean_of(mine, key, 1, 10), mean_of(mine, key, STEPS - 9, STEPS)
             parts = (early, late, [b - a for a, b in zip(early, late, strict=True)])
@@ -199,13 +203,13 @@ def _draw_exact(ax) -> None:
     ax.legend(frameon=False, fontsize=8)
 
 
-def _draw_joint(ax, kept: dict[float, list[dict]]) -> None:
-    for rate, found in kept.items():
-        some = [r for r in found if r["step"] > STEPS - 10]
-        for clipped, marker in ((False, "o"), (True, "x")):
-            points = [(abs(r["log_s"]) + 1e-6, r["largest"] + 1e-3) for r in some if r["clipped"] == clipped]
+def _draw_joint(ax, rows: Sequence[dict]) -> None:
+    for rate in RATES:
+        some = [point for r in rows if r["rate"] == rate for point in r.get("log_s_largest_clipped", [])]
+        for wanted, marker in ((False, "o"), (True, "x")):
+            points = [(max(abs(log_s), 1e-6), max(largest, 1e-3)) for log_s, largest, clipped in some if clipped == wanted]
             if points:
-                label = f"rate {rate:g}, {'clipped' if clipped else 'not clipped'}"
+                label = f"rate {rate:g}, {'clipped' if wanted else 'not clipped'}"
                 ax.plot(*zip(*points, strict=True), marker, markersize=2.5, alpha=0.4, color=COLOURS[rate], label=label)
     ax.axhline(FAR, color="grey", linestyle=":")
     ax.axvline(GSPO_CLIP.high, color="grey", linestyle="--")
@@ -215,7 +219,7 @@ def _draw_joint(ax, kept: dict[float, list[dict]]) -> None:
         xlabel="|log s| (dashed: 4e-4)",
         ylabel="largest |d| of the response, nats (dotted: ln 1.2)",
     )
-    ax.set(title="responses of the last ten steps, all seeds")
+    ax.set(title="responses of the last three steps, all seeds")
     ax.legend(frameon=False, fontsize=8)
 
 
@@ -231,35 +235,31 @@ def _draw_time(ax, rows: Sequence[dict]) -> None:
     ax.legend(frameon=False, fontsize=8)
 
 
-def draw(rows: Sequence[dict], kept: dict[float, list[dict]], path: Path) -> None:
+def draw(rows: Sequence[dict], path: Path) -> None:
     """What can hide by length; largest |d| against |log s| of responses; what unclipped responses hide, by step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     exact, joint, time = figure.subplots(1, 3)
     _draw_exact(exact)
-    _draw_joint(joint, kept)
-    _draw_time(time, rows)
+    _draw_joint(joint, rows)
+    _draw_time(time, [r for r in rows if "step" in r])
     figure.savefig(path, dpi=100)
 
 
 def main() -> None:
     """Run, write the rows, draw, print: what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", choices=("runs", "table"), help="one stage; both when left out")
+    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
     parser.add_argument("--output", type=Path, default=Path("runs/hidden_change"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
-    for seed, rate in [] if options.only == "table" else [(s, r) for r in RATES for s in SEEDS]:
+    for rate, seed in [] if options.draw else [(r, s) for r in RATES for s in SEEDS]:
         if not any((r["seed"], r["rate"]) == (seed, rate) for r in rows):
-            new, kept = train_one(seed, rate, options.output)
-            (options.output / f"responses-{seed}-{rate:g}.json").write_text(json.dumps(kept), "utf-8")
-            rows += new
+            rows += train_one(seed, rate, options.output)
             ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    files = {rate: [options.output / f"responses-{s}-{rate:g}.json" for s in SEEDS] for rate in RATES}
-    draw(rows, {rate: [one for f in some for one in json.loads(f.read_text())] for rate, some in files.items()},
-         EVIDENCE / "hidden_change.png")  # fmt: skip
+    draw(rows, EVIDENCE / "hidden_change.png")
     print_table(rows)
 
 

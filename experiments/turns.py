@@ -1,7 +1,7 @@
 """gspo and gspo_token where one turn of an episode of four is scored: a search of learning rates, runs, a figure, a table.
 
     python experiments/turns.py                    # the search, then the runs: about 50 minutes on one core
-    python experiments/turns.py --only table       # what docs/evidence/turns.jsonl says
+    python experiments/turns.py --draw             # figure and tables from the committed rows
 
 Run from the folder above experiments. The recipe is recipes/turns.toml; any other option is a setting of it, such as
 `--rollout.group_size 4`. Each seed has one cold start, from which every method trains. The learning rate of a method is
@@ -217,14 +217,15 @@ def draw(rows: list[dict], seeds: tuple[int, ...]) -> None:
 def main() -> None:
     """Search, run, draw, print: what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", choices=("search", "runs", "table"), help="one stage; all three when left out")
+    parser.add_argument("--only", choices=("search", "runs"), help="one stage; both when left out")
+    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--output", default="runs")
     options, overrides = parser.parse_known_args()
-    if options.only in (None, "search"):
+    if not options.draw and options.only in (None, "search"):
         search = [(s, m, r) for s in SEARCH_SEEDS for m in METHODS for r in RATES]
         run_missing(search, SEARCH_STEPS, options.output, overrides)
-    if options.only in (None, "runs"):
+    if not options.draw and options.only in (None, "runs"):
         rows = read()
         wanted = [(s, m, chosen_rate(rows, m)) for m in METHODS for s in options.seeds]
         run_missing(wanted, STEPS, options.output, overrides)
