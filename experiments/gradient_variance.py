@@ -1,6 +1,6 @@
 """Variance of the gradient against response length, by token ratios (grpo) and sequence ratios (gspo), at a fixed policy.
 
-    python experiments/gradient_variance.py                   # about ten minutes on one core
+    python experiments/gradient_variance.py                   # five minutes of processor time on one core
     python experiments/gradient_variance.py --draw     # figure and tables from the committed rows
 
 Run from the folder above experiments. For each of three policies (seeds) and each length, groups of eight responses to one

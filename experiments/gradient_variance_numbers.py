@@ -220,12 +220,14 @@ def print_table(rows: list[dict]) -> None:
         for key in ("trace", "relative", "trace_ratio", "relative_ratio", "factor", "residual", "noise", "mean_abs_d",
                     "sd_token_ratio", "sd_sequence_ratio", "mean_log_s", "lost_positive", "lost_negative"):  # fmt: skip
             found = [across(rows, arm, key, n) for n in lengths]
-            said = [_said(v) for v in found]
+            said = [_said(v, arithmetic=key in ("factor", "mean_log_s", "lost_positive", "lost_negative")) for v in found]
             print(f"    {key}: " + "; ".join(f"{n}: {one}" for n, one in zip(lengths, said, strict=True)))
 
 
-def _said(values: Sequence[float]) -> str:
-    """Mean and interval over seeds, geometric where all are positive; the values themselves where seeds are missing."""
+def _said(values: Sequence[float], *, arithmetic: bool) -> str:
+    """Mean and interval over seeds, geometric unless told otherwise; the values themselves where seeds are missing."""
     if len(values) < 3:
         return str(values)
-    return "{:.3g} [{:.3g}, {:.3g}]".format(*(over_seeds_geometric if min(values) > 0 else over_seeds)(values))
+    return "{:.3g} [{:.3g}, {:.3g}]".format(
+        *(over_seeds if arithmetic or min(values) <= 0 else over_seeds_geometric)(values)
+    )

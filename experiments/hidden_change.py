@@ -111,10 +111,16 @@ def train_one(seed: int, rate: float, output: Path) -> list[dict]:
     with open_run(build(values | {"name": f"hidden-{seed}-{rate:g}"}), None, resume=False) as run:
         while run.step < STEPS:
             prompts, cursor = data.take(run.training, run.cursor, run.config.rollout.prompts_per_step, seed)
-            scored = run.score(run.collect(prompts))
-            advantages, minibatches = run.pack(scored)
-            updated = run.update(minibatches)
-            run.sync()
+            with run.clock("collect"):
+                groups = run.collect(prompts)
+            with run.clock("score"):
+                scored = run.score(groups)
+            with run.clock("pack"):
+                advantages, minibatches = run.pack(scored)
+            with run.clock("update"):
+                updated = run.update(minibatches)
+            with run.clock("sync"):
+                run.sync()
             run.advance(cursor)
             row, found = run.measure(scored, advantages, minibatches, updated), responses(updated.ratios)
             run.record(row)
