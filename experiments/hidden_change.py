@@ -27,6 +27,8 @@ EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 ROWS = EVIDENCE / "hidden_change.jsonl"
 SEEDS, RATES, STEPS, SHOWN = (0, 1, 2), (1e-4, 1e-3, 5e-3), 30, 3
 """Learning rates from a careful one to one that is too high; single responses are kept of the last steps alone."""
+EARLY, LATE = (4, 13), (21, 30)
+"""Steps, the first and last included. The first three are left out: AdamW, without moments yet, moves all weights alike."""
 FAR = math.log(1 + GRPO_CLIP.high)
 """A |d| that grpo's clip would not let pass: ln 1.2."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -155,7 +157,7 @@ def lead(rows: Sequence[dict], key: str, ahead: int = 5) -> list[float]:
     """By seed, the rank correlation of a number at a step with the change of reward over the next `ahead` steps."""
     out = []
     for seed in sorted({r["seed"] for r in rows}):
-        mine = [r for r in rows if r["seed"] == seed and r.get(key) is not None]
+        mine = [r for r in rows if r["seed"] == seed and r["step"] >= EARLY[0] and r.get(key) is not None]
         pairs = [(a[key], b["reward"] - a["reward"]) for a, b in zip(mine, mine[ahead:], strict=False)]
         out.append(rank_correlation(*zip(*pairs, strict=True)))
     return out
@@ -179,10 +181,12 @@ def print_table(rows: Sequence[dict]) -> None:
             print(f"{rate:g}: not all seeds have run")
             continue
         for key in KEYS:
-            early, late = mean_of(mine, key, 1, 10), mean_of(mine, key, STEPS - 9, STEPS)
+            early, late = mean_of(mine, key, *EARLY), mean_of(mine, key, *LATE)
             parts = (early, late, [b - a for a, b in zip(early, late, strict=True)])
             said = ["{:.4g} [{:.4g}, {:.4g}]".format(*over_seeds(values)) for values in parts]
-            print(f"{rate:g} {key}: first ten steps {said[0]}, last ten {said[1]}, change {said[2]}")
+            print(f"{rate:g} {key}: steps {EARLY} {said[0]}, {LATE} {said[1]}, change {said[2]}")
+        points = [(abs(p[0]), p[1]) for r in rows if r["rate"] == rate for p in r.get("log_s_largest_clipped", [])]
+        print(f"{rate:g} rank correlation of |log s| and largest |d|: {rank_correlation(*zip(*points, strict=True)):.2f}")
         for key in ("free_past_grpo", "free_past_2", "clipped", "grad_norm"):
             found = [round(x, 2) for x in lead(mine, key)]
             print(f"{rate:g} rank correlation of {key} with the reward's change in five steps, by seed: {found}")
@@ -231,21 +235,23 @@ def _draw_joint(ax, rows: Sequence[dict]) -> None:
 
 def _draw_time(ax, rows: Sequence[dict]) -> None:
     for rate, colour in COLOURS.items():
-        for key, style, label in (("free_past_grpo", "-", "not clipped, some |d| > ln 1.2"), ("reward", ":", "reward")):
+        for key, style, label in (("free_past_grpo", "-", "a token past 1.2 or 1/1.2"), ("reward", ":", "reward")):
             known = [r for r in rows if r["rate"] == rate and r.get(key) is not None]
             steps = sorted({r["step"] for r in known})
             values = [[r[key] for r in known if r["step"] == t] for t in steps]
             ax.fill_between(steps, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.12)
-            ax.plot(steps, [sum(v) / len(v) for v in values], style, color=colour, label=f"rate {rate:g}: {label}")
-    ax.set(xlabel="step", ylabel="share of responses not clipped; reward", ylim=(0, 1.02), title="mean and range of seeds")
-    ax.legend(frameon=False, fontsize=8)
+            ax.plot(steps, [sum(v) / len(v) for v in values], style, color=colour, label=f"{rate:g}: {label}")
+    ax.set(
+        xlabel="step", ylabel="share of the responses not clipped; reward", ylim=(0, 1.02), title="mean and range of seeds"
+    )
+    ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
 def draw(rows: Sequence[dict], path: Path) -> None:
     """What can hide by length; largest |d| against |log s| of responses; what unclipped responses hide, by step."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    figure = Figure(figsize=(14, 4.8), layout="constrained")
     exact, joint, time = figure.subplots(1, 3)
     _draw_exact(exact)
     _draw_joint(joint, rows)
