@@ -141,10 +141,9 @@ def test_responses_and_what_the_unclipped_hide():
 
 
 def test_a_number_that_foretells_a_fall_of_reward_is_seen_to():
-    reward = [1.0] * 10 + [1 - 0.1 * k for k in range(10)]
-    falls = [reward[min(t + 5, 19)] - reward[t] for t in range(20)]
-    rows = [{"seed": 0, "step": t, "reward": reward[t], "x": -falls[t] + 1e-6 * t} for t in range(20)]
-    assert hidden_change.lead(rows, "x")[0] < -0.9
+    rows = [{"seed": 0, "step": t, "reward": -0.001 * t**2, "x": math.sqrt(t), "y": -t} for t in range(20)]
+    assert hidden_change.lead(rows, "x") == [pytest.approx(-1.0)]  # it falls by more from each step to the next
+    assert hidden_change.lead(rows, "y") == [pytest.approx(1.0)]
     assert hidden_change.rank_correlation([1, 2, 3, 4], [1, 8, 27, 64]) == pytest.approx(1.0)
 
 
