@@ -14,17 +14,20 @@ from collections.abc import Iterable
 
 import torch
 
+from ..moe import Routing
 from .packing import MicroBatch
 from .policy import Policy
 
 
 class FlopCounter:
-    """Counts of one model. Mixture-of-experts models count as if every expert ran: an upper bound."""
+    """Counts of one model. Of stacked experts count as many as compute a token."""
 
     def __init__(self, policy: Policy) -> None:
         config = policy.model.config
         embedding = policy.model.get_input_embeddings().weight
-        matrices = {id(p): p.numel() for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding}
+        matrices = {
+            id(p): _met(p, policy.routing) for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding
+        }
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.body = 2 * sum(matrices.values())
         self.head = 2 * policy.head.numel()
@@ -43,6 +46,13 @@ class FlopCounter:
             places = end * (end + 1) / 2 - (prompt * (prompt + 1) / 2 if response else 0)
             total += new * self.body + places * self.attention + response * self.head
         return total
+
+
+def _met(weight: torch.Tensor, routing: Routing | None) -> float:
+    """How many of its numbers a token meets: of stacked experts those of the few that compute it."""
+    if routing is None or weight.ndim != 3 or len(weight) != routing.num_experts:
+        return weight.numel()
+    return weight.numel() * routing.top_k / routing.num_experts
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
