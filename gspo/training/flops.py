@@ -29,7 +29,7 @@ class FlopCounter:
             id(p): _met(p, policy.routing) for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding
         }
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.body = 2 * sum(matrices.values())
+        self.body = 2 * sum(_met(p, policy.routing) for p in matrices.values())
         self.head = 2 * policy.head.numel()
         self.attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
 
