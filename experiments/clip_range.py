@@ -139,7 +139,7 @@ def draw() -> None:
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
     print(ranges(rows))
     for row in rows:
-        if row["what"] == "search":
+        if row["what"] in ("range", "search"):
             print({key: value for key, value in row.items() if key not in ("what", "objective")})
     for digits in sorted(TRAINED):
         print_table(digits, {(arm, seed): run for (length, arm, seed), run in runs.items() if length == digits})
