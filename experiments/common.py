@@ -161,7 +161,7 @@ CALIBRATION_RUNS = 4
 
 
 def trial(plan: Plan, method: Method, rate: float, scale: float) -> dict[str, Any]:
-    """The clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
+    """Clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
     steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
     name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
     rows = metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps}))
