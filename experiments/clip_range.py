@@ -41,7 +41,7 @@ from common import (
 
 LENGTHS = (3, 8, 24)
 """Digits to sort, at which the range is calibrated."""
-TRAINED = (8, 3, 24)
+TRAINED = (8, 3)
 """Those at which training is compared. The runs on 8 are those of clipped_shares."""
 RATES = (3e-5, 1e-4, 3e-4)
 """Of the calibration. Training is compared at the better of the last two; ten times the second one collapses."""
@@ -115,16 +115,18 @@ def draw() -> None:
 
     rows = read("clip_range")
     runs = by_run([row for row in rows if row["what"] == "run"], "digits", "arm", "seed")
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
-    first, *others = figure.subplots(2, 2).flat
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(TRAINED))
     for digits, points in ranges(rows).items():
         first.plot(*zip(*points, strict=True), marker="o", label=f"{digits + 1} tokens")
     first.axhline(METHODS["gspo"].high, color="grey", linestyle=":", label="the authors'")
     first.set(
         xscale="log", yscale="log", xlabel="learning rate", ylabel="upper clip range", title=f"range that clips {TARGET}"
     )
+    first.minorticks_off()
+    first.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
     first.legend(frameon=False, fontsize=8)
-    for axis, digits in zip(others, sorted(TRAINED), strict=False):
+    for axis, digits in zip(others, sorted(TRAINED), strict=True):
         for arm, colour in zip(ARMS, ("tab:blue", "tab:orange"), strict=True):
             mine = [
                 smooth(run, "reward/mean") for (length, name, _), run in runs.items() if (length, name) == (digits, arm)
@@ -137,7 +139,7 @@ def draw() -> None:
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
     print(ranges(rows))
     for row in rows:
-        if row["what"] == "search":
+        if row["what"] in ("range", "search"):
             print({key: value for key, value in row.items() if key not in ("what", "objective")})
     for digits in sorted(TRAINED):
         print_table(digits, {(arm, seed): run for (length, arm, seed), run in runs.items() if length == digits})

@@ -74,6 +74,7 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
     "held-out pass@1": lambda rows: last(rows, "evaluation/pass@1"),
     "training reward, last 20 steps": score,
     "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+    "steps to a reward of 0.7": lambda rows: next(step for step, y in smooth(rows, "reward/mean") if y >= 0.7),
     "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
     "clipped tokens": lambda rows: mean(rows, "clip/token"),
 }

@@ -141,12 +141,25 @@ def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
         at = {since: rows[0]["at"] for (since, _, of), rows in again.items() if of == seed}
         print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
 
-    def cell(since: str, change: str) -> str:
-        mine = [run for (when, what, _), run in again.items() if (when, what) == (since, change)]
-        first = [next(row["evaluation/pass@1"] for row in run if "evaluation/pass@1" in row) for run in mine]
-        return f"{shown(first)} -> {shown([last(run, 'evaluation/pass@1') for run in mine])}"
+    def begin(since: str, change: str, seed: int) -> float:
+        return next(row["evaluation/pass@1"] for row in again[since, change, seed] if "evaluation/pass@1" in row)
 
-    print(table(WHEN, {change: change for change in OTHER}, cell))
+    def end(since: str, change: str, seed: int) -> float:
+        return last(again[since, change, seed], "evaluation/pass@1")
+
+    def cell(since: str, change: str) -> str:
+        before, after = ([of(since, change, seed) for seed in SEEDS] for of in (begin, end))
+        return f"{shown(before)} -> {shown(after)}"
+
+    def gain(since: str, change: str) -> str:
+        return shown([end(since, change, seed) - begin(since, change, seed) for seed in SEEDS])
+
+    def against_same(since: str, change: str) -> str:
+        return shown([end(since, change, seed) - end(since, next(iter(OTHER)), seed) for seed in SEEDS])
+
+    columns = {change: change for change in OTHER}
+    print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")
+    print(table(WHEN, columns, against_same))
 
 
 if __name__ == "__main__":

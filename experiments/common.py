@@ -161,11 +161,13 @@ CALIBRATION_RUNS = 4
 
 
 def trial(plan: Plan, method: Method, rate: float, scale: float) -> dict[str, Any]:
-    """The clipped share over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
+    """Clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
     steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
     name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
-    share = mean(metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps})), method.share)
-    return {"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale, "share": share}
+    rows = metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps}))
+    found = {key: mean(rows, key) for key in ("reward/mean", "ratio/sequence_std", "ratio/token_std")}
+    given = {"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale}
+    return {**given, "share": mean(rows, method.share), **found}
 
 
 def calibrate(plan: Plan, method: Method, rate: float) -> tuple[float, list[dict[str, Any]]]:
