@@ -25,9 +25,7 @@ class FlopCounter:
     def __init__(self, policy: Policy) -> None:
         config = policy.model.config
         embedding = policy.model.get_input_embeddings().weight
-        matrices = {
-            id(p): _met(p, policy.routing) for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding
-        }
+        matrices = {id(p): p for p in policy.backbone.parameters() if p.ndim >= 2 and p is not embedding}
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.body = 2 * sum(_met(p, policy.routing) for p in matrices.values())
         self.head = 2 * policy.head.numel()
