@@ -1,6 +1,6 @@
 """gspo and gspo_token where one turn of an episode of four is scored: a search of learning rates, runs, a figure, a table.
 
-    python experiments/turns.py                    # the search, then the runs: about 50 minutes on one core
+    python experiments/turns.py                    # search, then runs: 25 minutes of processor time
     python experiments/turns.py --draw             # figure and tables from the committed rows
 
 Run from the folder above experiments. The recipe is recipes/turns.toml; any other option is a setting of it, such as
