@@ -1,0 +1,150 @@
+"""A collapse is provoked by a high learning rate; then training starts again from checkpoints before and after it.
+
+    python experiments/collapse.py
+    python experiments/collapse.py --draw
+
+Run from the repository's folder. Writes docs/evidence/collapse.jsonl and collapse.png.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEARCH_SEED,
+    SEEDS,
+    Plan,
+    Rows,
+    Settings,
+    by_run,
+    labelled,
+    last,
+    main,
+    metrics,
+    read,
+    shown,
+    smooth,
+    sorting,
+    table,
+    write,
+)
+
+DIGITS = 8
+RATES = (1e-3, 3e-3)
+"""From the lowest up; the first that collapses at the search's seed is taken."""
+STEPS, AGAIN = 80, 40
+"""Of the run that collapses, and of those that start again."""
+EVERY = 5
+"""Steps between checkpoints."""
+WINDOW = 10
+"""Steps that a reward is averaged over before it is judged."""
+OTHER = {
+    "the same settings": (1.0, 1.0),
+    "a tenth of the rate": (0.1, 1.0),
+    "a tenth of the clip range": (1.0, 0.1),
+}
+"""What a new start changes: factors on the learning rate and the clip range. Optimizer and prompt order are new in all."""
+NEW = 10
+"""Added to the seed of what starts again, so that prompts and samples are others."""
+WHEN = ("cold start", "well before", "last before", "after")
+
+
+def collapsed_at(rows: Rows) -> int | None:
+    """The first step whose smoothed reward is under half of the best before it; None if the run ends above that."""
+    curve = [y for _, y in smooth(rows, "reward/mean")]
+    fallen = [i for i in range(WINDOW, len(curve)) if curve[i] < max(curve[: i + 1]) / 2]
+    return fallen[0] + 1 if fallen and curve[-1] < max(curve) / 2 else None
+
+
+def checkpoints(rows: Rows, fallen: int) -> dict[str, int]:
+    """Steps to start again from, of a run that has fallen under half at a step. Last before: the last checkpoint before the
+    smoothed reward left nine tenths of its best; well before: half of that; after: the end."""
+    curve = [y for _, y in smooth(rows, "reward/mean")]
+    best = max(curve[:fallen])
+    left = max(i for i in range(fallen) if curve[i] >= 0.9 * best) + 1
+    last = max(EVERY, left // EVERY * EVERY)
+    return {"well before": max(EVERY, last // 2 // EVERY * EVERY), "last before": last, "after": len(curve)}
+
+
+def settings(rate: float, clip: float, steps: int) -> Settings:
+    """gspo at a constant rate with the authors' range times `clip`."""
+    return {**METHODS["gspo"].settings(rate, clip), "training.schedule": "constant", "training.steps": steps}
+
+
+def provoke(plan: Plan, rate: float, seed: int) -> Path:
+    """A run at a high rate that keeps all its checkpoints."""
+    kept = {"checkpoint.every": EVERY, "checkpoint.keep": STEPS, "evaluation.every": 10}
+    return plan.run(f"provoke-lr{rate:g}", seed, {**settings(rate, 1, STEPS), **kept})
+
+
+def run(output: Path) -> None:
+    """Find the rate, collapse at every seed, start again from everywhere with everything."""
+    plan, rows, rate = sorting(DIGITS, output), [], RATES[-1]
+    for rate in RATES:
+        folder = provoke(plan, rate, SEARCH_SEED)
+        rows += labelled(folder, what="search", rate=rate, seed=SEARCH_SEED)
+        if collapsed_at(metrics(folder)):
+            break
+    for seed in SEEDS:
+        folder = provoke(plan, rate, seed)
+        fallen = collapsed_at(metrics(folder))
+        rows += labelled(folder, what="provoked", rate=rate, seed=seed, fallen=fallen)
+        steps = checkpoints(metrics(folder), fallen) if fallen else {}  # a seed that holds is reported as such
+        models = {when: str(folder / "checkpoints" / f"step-{step:06d}" / "model") for when, step in steps.items()}
+        for when, model in {"cold start": plan.start(seed), **models}.items():
+            for number, (change, (factor, clip)) in enumerate(OTHER.items()):
+                name, changed = f"again-{when.replace(' ', '-')}-{number}", settings(rate * factor, clip, AGAIN)
+                again = plan.run(name, seed + NEW, changed, model=model)
+                rows += labelled(again, what="again", seed=seed, since=when, at=steps.get(when, 0), change=change)
+        write("collapse", rows)
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = dict(zip(OTHER, ("tab:red", "tab:blue", "tab:green"), strict=True))
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    rows = read("collapse")
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    axes = figure.subplots(2, 3, sharey=True).flat
+    for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
+        axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=f"seed {seed}")
+    rate = next(row["rate"] for row in rows if row["what"] == "provoked")
+    axes[0].set(title=f"provoked: learning rate {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
+    axes[0].legend(frameon=False, fontsize=8)
+    again = by_run([row for row in rows if row["what"] == "again"], "since", "change", "seed")
+    for axis, since in zip(axes[1:], WHEN, strict=False):
+        for (when, change, seed), run in again.items():
+            if when == since:
+                label = change if seed == SEEDS[0] else None
+                axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
+        axis.set(title=f"again from: {since}", xlabel="step since the new start")
+    axes[1].legend(frameon=False, fontsize=8)
+    axes[5].set_axis_off()
+    figure.savefig(EVIDENCE / "collapse.png", dpi=110)
+    print_tables(rows, again)
+
+
+def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
+    """When each seed fell and what it starts again from; then held-out pass@1 before and after each new start."""
+    for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
+        curve = [y for _, y in smooth(run, "reward/mean")]
+        at = {since: rows[0]["at"] for (since, _, of), rows in again.items() if of == seed}
+        print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
+
+    def cell(since: str, change: str) -> str:
+        mine = [run for (when, what, _), run in again.items() if (when, what) == (since, change)]
+        first = [next(row["evaluation/pass@1"] for row in run if "evaluation/pass@1" in row) for run in mine]
+        return f"{shown(first)} -> {shown([last(run, 'evaluation/pass@1') for run in mine])}"
+
+    print(table(WHEN, {change: change for change in OTHER}, cell))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
