@@ -41,7 +41,7 @@ from gspo.recipe import build
 from gspo.rollout import transformers as engine
 from gspo.rollout.sampling import draw, uniform
 from gspo.run import Run, open_run
-from gspo.training.policy import create
+from gspo.training.create import create
 from gspo.training.update import update
 
 MEAN, LONGEST = 40, 200

@@ -62,4 +62,5 @@ def trajectory(
     else:
         advantage_T = advantage
     group, logprobs = sample.prompt.id, sample.completion.logprobs
-    return Trajectory(sample.id, group, tokens, trained, logprobs, advantage_T, reference_logprobs)
+    experts = sample.completion.routed_experts
+    return Trajectory(sample.id, group, tokens, trained, logprobs, advantage_T, reference_logprobs, experts)

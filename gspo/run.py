@@ -38,6 +38,7 @@ from .training.optimizer import Optimizer
 from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length, shard
 from .training.reference import ReferenceScore, open_reference
+from .training.routing import require_routing
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
 from .types import Advantage, Metrics, Prompt, Sample, Scored
 
@@ -321,6 +322,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
         weights = found.model if found and config.model.lora is None else start
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
         require_length(policy, config)
+        require_routing(policy, config)
         shard(policy, world)
         training, evaluation = training_and_evaluation_prompts(config, policy.tokenizer, rewards, terminal.note)
         world.require_same("the prompts", lambda: [(p.id, p.token_ids) for p in (*training, *evaluation)])

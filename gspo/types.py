@@ -51,6 +51,9 @@ class Completion:
     """Number of weight updates that the sampling policy had seen."""
     seed: int
     """Seed of this sample's own random stream."""
+    routed_experts: np.ndarray | None = None
+    """Of a mixture of experts, where the recipe asks for it: uint8 or int16 [tokens, layers with experts, experts a token],
+    which experts computed each token of prompt and response but the last. The last token may have a row too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,8 @@ class Trajectory:
     """One advantage for the response, or float32 [trained tokens] for objectives with credit by token."""
     reference_logprobs: np.ndarray | None = None
     """float32 [trained tokens]: the reference policy's log-probabilities, where a KL term needs them."""
+    routed_experts: np.ndarray | None = None
+    """As in Completion: the experts by which the engine computed each token but the last."""
 
     @property
     def num_trained(self) -> int:

@@ -193,6 +193,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _replay_has_a_record(self) -> Self:
+        replay, old = self.training.replay, self.rollout.old_logprobs
+        if replay == "trainer" and old != "trainer":
+            raise ValueError(
+                'training.replay = "trainer" repeats what the trainer chose when it scored the samples, which '
+                f'rollout.old_logprobs = "{old}" may leave out: use old_logprobs = "trainer"'
+            )
+        if replay == "engine" and not self.rollout.routed_experts:
+            raise ValueError(
+                'training.replay = "engine" needs the engine\'s choices: set rollout.routed_experts = true, or use '
+                'training.replay = "trainer" or "none"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cold_start_can_be_measured(self) -> Self:
         cold = self.cold_start
         if cold is not None and cold.evaluate_every and self.evaluation is None:

@@ -17,7 +17,7 @@ class CreateConfig(Section):
     hidden_size: int = Field(default=128, gt=0)
     """Width of the residual stream. 128 learns two-digit arithmetic in seconds."""
     intermediate_size: int = Field(default=512, gt=0)
-    """Width of the feed-forward layer. Four times the default width, as is usual."""
+    """Width of the feed-forward layer, without experts. Four times the default width, as is usual."""
     num_layers: int = Field(default=4, gt=0)
     """Decoder layers."""
     num_heads: int = Field(default=4, gt=0)
@@ -26,6 +26,25 @@ class CreateConfig(Section):
     """Key and value heads. Fewer than query heads, so that grouped attention is exercised."""
     max_position_embeddings: int = Field(default=512, gt=0)
     """Longest sequence. Ample for small tasks."""
+    num_experts: int | None = Field(default=None, gt=1)
+    """Experts of each layer, of transformers' Qwen3-MoE class. None: a dense decoder, which is enough for most purposes."""
+    experts_per_token: int | None = Field(default=None, gt=0)
+    """Experts that compute each token (top-k). Needed with num_experts, and for it alone."""
+    moe_intermediate_size: int | None = Field(default=None, gt=0)
+    """Width of each expert. Needed with num_experts, and for it alone."""
+
+    @model_validator(mode="after")
+    def _experts_are_whole(self) -> Self:
+        names = ("num_experts", "experts_per_token", "moe_intermediate_size")
+        if missing := [name for name in names if getattr(self, name) is None]:
+            if len(missing) < len(names):
+                raise ValueError(f"{', '.join(names)} go together: set {' and '.join(missing)} too, or none of them")
+        elif self.experts_per_token > self.num_experts:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(
+                f"experts_per_token = {self.experts_per_token} is more than num_experts = {self.num_experts}: "
+                f"use {self.num_experts} or fewer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

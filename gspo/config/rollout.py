@@ -104,6 +104,9 @@ class RolloutConfig(SamplingConfig):
     correction: CorrectionConfig | None = None
     """Importance weights for an engine that does not sample exactly from the trainer's policy. Off: they add variance, and
     where engine and trainer agree they are 1."""
+    routed_experts: bool = False
+    """Have the engine return which experts of a mixture computed each token, for `training.replay = "engine"` and to
+    compare with the trainer's. Off: it takes layers x experts a token bytes for each token, and time in each step."""
 
     @model_validator(mode="after")
     def _correction_has_both_sides(self) -> Self:

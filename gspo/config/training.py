@@ -99,6 +99,10 @@ class TrainingConfig(OptimizerConfig):
     """Gradient steps on each rollout batch. 4: the paper's."""
     groups: Literal["spread", "keep"] = "spread"
     """Whether a group's samples go to any minibatch or all to one. Spread: each minibatch has many prompts' signal."""
+    replay: Literal["none", "trainer", "engine"] = "none"
+    """Of a mixture of experts, whose choice of experts the update's passes repeat, docs/moe.md. `trainer`: what the old
+    policy's scoring pass chose, in all minibatches after the first (R2). `engine`: what the engine chose while it sampled,
+    in all passes (R3). None: gspo does not need it, and it costs memory and time."""
 
 
 class ColdStartConfig(OptimizerConfig):

@@ -91,6 +91,20 @@ METRICS: dict[str, str] = {
     "mismatch/recomputed": "1 if later minibatches used the trainer's old log-probabilities, 0 if the engine's.",
     "correction/weight_mean": "Mean of the weights between trainer and engine as they were used, of tokens or sequences.",
     "correction/truncated": "Share of those weights that were capped or masked.",
+    "moe/flips_by_minibatch": "Share of (token, layer, slot) choices of experts by the old policy that the policy no "
+    "longer makes, in each minibatch in turn, before its update. The old policy's are the trainer's where known, else the "
+    "engine's, else null; tokens of samples with a signal, prompts too.",
+    "moe/flips_by_layer": "The same in the last minibatch, by layer with experts.",
+    "moe/tokens_flipped": "Share of tokens with any flip in any layer, in the last minibatch.",
+    "moe/engine_flips": "Share of the engine's choices of experts that the trainer does not make at the old policy, "
+    "wherever both are known without an extra pass.",
+    "moe/engine_flips_by_layer": "The same by layer with experts.",
+    "moe/load_by_layer": "Choices of the busiest expert over those of the mean expert, by layer; 1 is even.",
+    "moe/dead_experts_by_layer": "Experts that no token chose, count by layer.",
+    "moe/auxiliary_loss": "The model's own router loss over all tokens of the update, before its coefficient; with an even "
+    "load it is the number of experts a token.",
+    "moe/replay_bytes": "Records of chosen experts that the update kept, bytes over all processes.",
+    "moe/replay_s": "Host time for keeping those records and giving them to the routers, seconds.",
     "mismatch/probe": "Mean absolute difference of engine and trainer on the probe's tokens at the last load, nats.",
     "time/collect_s": "Sampling responses, seconds.",
     "time/score_s": "Rewards, seconds.",
@@ -122,6 +136,9 @@ ONLY_WHEN: dict[str, str] = {
     "environment/": "the recipe has an environment",
     "kl/": "there is a reference policy",
     "correction/": "correction is on",
+    "moe/": "the model has routers of experts",
+    "moe/engine_": "the engine returns its choices of experts (rollout.routed_experts)",
+    "moe/auxiliary_loss": "the model's configuration has a coefficient for it",
     "evaluation/": "the step has an evaluation",
     "mismatch/probe": "the engine has weights of its own",
     "cold_start/": "the row is one of cold_start/metrics.jsonl",

@@ -129,7 +129,8 @@ class _Running:
                 np.concatenate([getattr(turn.completion, name) for turn in self.turns])
                 for name in ("token_ids", "logprobs")
             )
-            completion = replace(first, token_ids=tokens, logprobs=logprobs)
+            experts = last.completion.routed_experts  # the last turn's: the engine read all before it anew
+            completion = replace(first, token_ids=tokens, logprobs=logprobs, routed_experts=experts)
         if completion.finish_reason != (reason := "length" if self.cut else "stop"):
             completion = replace(completion, finish_reason=reason)
         return Sample(self.name, self.prompt, completion, last.text, tuple(self.turns))

@@ -26,11 +26,12 @@ def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> E
     """The engine; load the policy, and close it. Raises EngineError where it is not installed or does not start."""
     rollout = config.rollout
     if rollout.engine == "transformers":
-        return TransformersEngine(policy, max_rows=rollout.max_rows)
+        return TransformersEngine(policy, max_rows=rollout.max_rows, routed_experts=rollout.routed_experts)
     from .vllm import VllmEngine
 
     say("starting vLLM, which takes seconds on a CPU and a minute or two on a GPU")
-    return VllmEngine(policy, rollout.vllm, max_rows=rollout.max_rows, max_tokens=config.longest_sample)
+    limits = {"max_rows": rollout.max_rows, "max_tokens": config.longest_sample}
+    return VllmEngine(policy, rollout.vllm, **limits, routed_experts=rollout.routed_experts)
 
 
 def prove(engine: Engine, policy: Policy, probe: Probe) -> float | None:

@@ -42,8 +42,10 @@ class TransformersEngine:
 
     copies_weights = False
 
-    def __init__(self, policy: Policy, *, max_rows: int) -> None:
+    def __init__(self, policy: Policy, *, max_rows: int, routed_experts: bool = False) -> None:
+        """routed_experts: whether completions tell which experts computed their tokens; for models with routers alone."""
         self.policy, self.max_rows, self.version = policy, max_rows, policy.version
+        self.routed_experts = routed_experts
 
     def load(self, policy: Policy) -> None:
         """Take up the policy's weights: they are shared, so only the version moves."""
@@ -58,7 +60,7 @@ class TransformersEngine:
         """See Engine. Raises EngineError naming the sample whose logits are NaN, and where memory runs out."""
         if not requests:
             return []
-        batch = _Batch(self.policy, requests, sampling, self.max_rows)
+        batch = _Batch(self.policy, requests, sampling, self.max_rows, routed_experts=self.routed_experts)
         try:
             while batch.has_work():
                 progress(batch.step())
@@ -80,7 +82,15 @@ class TransformersEngine:
 class _Batch:
     """The state of one generate call: the queue, the running rows and what they have sampled."""
 
-    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: SamplingConfig, max_rows: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        requests: Sequence[Request],
+        sampling: SamplingConfig,
+        max_rows: int,
+        *,
+        routed_experts: bool = False,
+    ) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.queue = deque(range(len(requests)))
         shape = (len(requests), sampling.max_response_tokens)
@@ -97,6 +107,11 @@ class _Batch:
         self.row_length = np.zeros(0, np.int64)  # places of the cache in use
         self.row_token = np.zeros(0, np.int64)  # sampled last, not yet in the cache
         self.cache = _SlotCache(policy)
+        self.experts: np.ndarray | None = None  # [requests, places, layers with experts, experts a token]
+        if routed_experts and (routing := policy.routing):
+            places = max(len(r.prompt) for r in requests) + sampling.max_response_tokens
+            per_token = len(routing.layers), routing.top_k
+            self.experts = np.empty((len(requests), places, *per_token), routing.dtype)
 
     def has_work(self) -> bool:
         """Whether anything is still to be sampled."""
@@ -118,6 +133,7 @@ class _Batch:
         for i, request in enumerate(self.requests):
             n = int(self.sampled[i])
             stopped = bool(np.isin(self.tokens[i, n - 1], self.eos))
+            rows = len(request.prompt) + n - 1  # the token sampled last never went through the model
             out.append(
                 Completion(
                     token_ids=self.tokens[i, :n].copy(),
@@ -125,6 +141,7 @@ class _Batch:
                     finish_reason="stop" if stopped else "length",
                     weight_version=version,
                     seed=request.seed,
+                    routed_experts=None if self.experts is None else self.experts[i, :rows].copy(),
                 )
             )
         return out
@@ -140,15 +157,16 @@ class _Batch:
         which = np.array([index[prompt] for prompt in prompts])
         lengths = np.array([len(p) for p in prompts])
         rows = np.arange(len(running), len(running) + count)
-        hidden_PH = self._prefill(list(index), rows, which)
+        hidden_PH = self._prefill(list(index), rows, which, started)
         self.row_request = np.concatenate([self.row_request, started])
         self.row_running = np.concatenate([self.row_running, np.ones(count, bool)])
         self.row_length = np.concatenate([self.row_length, lengths])
         self.row_token = np.concatenate([self.row_token, np.zeros(count, np.int64)])
         return self._sample(hidden_PH[torch.from_numpy(which).to(hidden_PH.device)], rows)
 
-    def _prefill(self, prompts: list[tuple[int, ...]], rows: np.ndarray, which: np.ndarray) -> Tensor:
-        """Last hidden states [P, H] of the prompts; their keys and values go to rows[r] from prompt which[r]."""
+    def _prefill(self, prompts: list[tuple[int, ...]], rows: np.ndarray, which: np.ndarray, started: np.ndarray) -> Tensor:
+        """Last hidden states [P, H] of the prompts; their keys and values go to rows[r] from prompt which[r], for the
+        request started[r]."""
         device, hidden = self.policy.device, []
         longest = max(len(p) for p in prompts)
         at_once = max(1, PREFILL_TOKENS // longest)
@@ -161,6 +179,8 @@ class _Batch:
             self.cache.prefill(rows[mine], which[mine] - first)
             positions = torch.arange(longest, device=device).expand(len(part), -1)
             hidden_PNH = self.policy.hidden(torch.from_numpy(ids).to(device), positions, cache=self.cache)
+            if self.experts is not None:  # those of padding are among them, and overwritten or left out
+                self.experts[started[mine], :longest] = self._chosen(len(part), longest)[which[mine] - first]
             last = torch.tensor([len(p) - 1 for p in part], device=device)
             hidden.append(hidden_PNH[torch.arange(len(part), device=device), last])
         return torch.cat(hidden)
@@ -172,12 +192,20 @@ class _Batch:
         mask = self.cache.decode(at_R, int(self.row_length.max()) + 1)
         ids = torch.from_numpy(self.row_token)[:, None].to(device)
         hidden_R1H = self.policy.hidden(ids, at_R[:, None], cache=self.cache, attention_mask=mask)
+        if self.experts is not None:
+            on = self.row_running
+            self.experts[self.row_request[on], self.row_length[on]] = self._chosen(len(on), 1)[on, 0]
         self.row_length += self.row_running
         rows = self.row_running.nonzero()[0]
         hidden_RH = hidden_R1H[:, 0]
         if len(rows) < len(hidden_RH):
             hidden_RH = hidden_RH[torch.from_numpy(rows).to(device)]
         return self._sample(hidden_RH, rows)
+
+    def _chosen(self, num_rows: int, num_tokens: int) -> np.ndarray:
+        """The experts of the last forward pass, [rows, tokens, layers, experts a token]."""
+        assert self.policy.routing is not None
+        return self.policy.routing.chosen().unflatten(0, (num_rows, num_tokens)).cpu().numpy()
 
     def _sample(self, hidden_RH: Tensor, rows: np.ndarray) -> int:
         """Draw a token for each of these rows; returns how many of them finished.

@@ -33,7 +33,8 @@ from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request, most_tokens
 from .sampling import draw, uniform
-from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do
+from .vllm_experts import ExpertsOutput
+from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do, write_shape
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -44,17 +45,20 @@ class VllmEngine:
 
     copies_weights = True
 
-    def __init__(self, policy: Policy, config: VllmConfig, *, max_rows: int, max_tokens: int) -> None:
+    def __init__(
+        self, policy: Policy, config: VllmConfig, *, max_rows: int, max_tokens: int, routed_experts: bool = False
+    ) -> None:
         """Start vLLM for models of the policy's shape; `load` then brings the weights.
 
-        max_tokens: longest prompt and response together. Raises EngineError where vLLM is missing or does not start.
-        Among several ranks each has an engine of its own, whole and independent; they start together.
+        max_tokens: longest prompt and response together. routed_experts: see RolloutConfig. Raises EngineError where vLLM
+        is missing or does not start. Among several ranks each has an engine of its own, whole and independent; they start
+        together.
         """
         self.config, self.max_rows, self.max_tokens = config, max_rows, max_tokens
         self.version = -1  # random weights, until the first load
         self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
         self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
-        self.draws = _Draws()
+        self.draws, self.experts = _Draws(), ExpertsOutput(policy, wanted=routed_experts)
         self._asleep, self._calls, self._failed = False, 0, False
         self._alone = policy.world.size == 1
         self._llm: Any = None
@@ -92,7 +96,7 @@ class VllmEngine:
         try:
             with tempfile.TemporaryDirectory(prefix=f"gspo-vllm-{os.getpid()}-") as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                _write_shape(policy, Path(folder))
+                write_shape(policy, Path(folder))
                 return llm_class(
                     folder,
                     skip_tokenizer_init=True,
@@ -105,6 +109,7 @@ class VllmEngine:
                     enable_sleep_mode=self.config.sleep,
                     logits_processors=[_processor(self.draws)],
                     disable_log_stats=True,
+                    **self.experts.start,
                     **more,
                 )
         except Exception as error:  # whatever a foreign engine raises about memory, shapes and devices
@@ -264,6 +269,7 @@ class VllmEngine:
             finish_reason=response.finish_reason,
             weight_version=self.version,
             seed=request.seed,
+            routed_experts=self.experts.read(request, output),
         )
 
 
@@ -359,14 +365,6 @@ def _require_platform(policy: Policy) -> None:
 def _head_width(policy: Policy) -> int:
     shape = policy.model.config
     return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-
-
-def _write_shape(policy: Policy, folder: Path) -> None:
-    """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
-    shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
-    shape.architectures = [type(policy.model).__name__]
-    shape.dtype = policy.dtype
-    shape.save_pretrained(folder)
 
 
 def _widen_head(model: Any) -> None:

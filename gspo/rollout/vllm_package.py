@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
+from ..training.policy import Policy
 from .engine import EngineError
 
 ENVIRONMENT = {
@@ -48,6 +50,14 @@ def import_vllm() -> Any:
             f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
         ) from error
     return vllm
+
+
+def write_shape(policy: Policy, folder: Path) -> None:
+    """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
+    shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
+    shape.architectures = [type(policy.model).__name__]
+    shape.dtype = policy.dtype
+    shape.save_pretrained(folder)
 
 
 def first_line(error: BaseException) -> str:

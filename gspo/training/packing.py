@@ -39,6 +39,8 @@ class MicroBatch:
     """int64, counted from 0 in each sequence."""
     layout: Layout
     """How attention finds the sequences."""
+    places: tuple[np.ndarray, ...]
+    """int64 [tokens - 1] of each sequence: the packed place of each of its tokens but the last."""
     predict_T: Tensor
     """int64, the packed place from which each trained token is predicted."""
     target_T: Tensor
@@ -123,7 +125,7 @@ def _pack(some: Sequence[Family], device: torch.device | str) -> MicroBatch:
         ids.append(family[0].token_ids[:length])
         positions.append(np.arange(length))
     start_of_prompt = np.cumsum([0, *(s.length for s in segments)])
-    place, predict, target = int(start_of_prompt[-1]), [], []
+    place, places, predict, target = int(start_of_prompt[-1]), [], [], []
     trajectories: list[Trajectory] = []
     for number, family in enumerate((*shared, *alone)):
         prompt = number if number < len(shared) else None
@@ -133,6 +135,7 @@ def _pack(some: Sequence[Family], device: torch.device | str) -> MicroBatch:
             before = [] if prompt is None else start_of_prompt[prompt] + np.arange(first)
             place_of_token = np.concatenate([before, place + np.arange(own)]).astype(np.int64)
             trajectories.append(t)
+            places.append(place_of_token)
             predict.append(place_of_token[t.trained[1:]])
             target.append(t.token_ids[1:][t.trained[1:]])
             if own:
@@ -149,6 +152,7 @@ def _pack(some: Sequence[Family], device: torch.device | str) -> MicroBatch:
         token_ids_N=tensor(ids),
         position_N=tensor(positions),
         layout=Layout.of(segments, device),
+        places=tuple(places),
         predict_T=tensor(predict),
         target_T=tensor(target),
         sequence_T=tensor([np.repeat(np.arange(len(trajectories)), [len(p) for p in predict])]),

@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..chat import character_tokenizer, eos_ids
-from ..config import Config, CreateConfig, LoraConfig, ModelConfig
+from ..config import Config, LoraConfig, ModelConfig
 from ..distributed import World
+from ..moe import Routing, find_routing
 from .attention import NAME as ATTENTION
 from .attention import Layout, Segment
+from .create import create
 from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
@@ -61,6 +63,8 @@ class Policy:
     """Whether logits come from a float32 product, whatever the precision of the weights."""
     shards: Shards | None = None
     """The weights dealt over ranks, or None where this process has them all. See `shard`."""
+    routing: Routing | None = None
+    """The routers of a mixture of experts, or None where none were found."""
 
     def score(self, batch: MicroBatch, *, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each trained token, float32 [T]; gradients flow through the former.
@@ -222,26 +226,6 @@ def shard(policy: Policy, world: World) -> None:
         raise ModelError(str(error)) from error
 
 
-def create(config: CreateConfig) -> tuple[Any, Any]:
-    """A small Qwen3 decoder with random weights, and a tokenizer with one token a character."""
-    tokenizer = character_tokenizer(config.alphabet)
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.hidden_size // config.num_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen3ForCausalLM(shape), tokenizer
-
-
 def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of the recipe's model, without its weights. Raises ModelError if it cannot be loaded."""
     if config.create is not None:
@@ -357,7 +341,13 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
     length = 8
     ids = torch.randint(len(policy.head), (2, length), generator=generator).to(policy.device)
     positions = torch.arange(length, device=policy.device).expand(2, -1)
-    plain = policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits.flatten(0, 1).float()
+    logits: list[Tensor] = []
+
+    def forward() -> None:
+        logits.append(policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits)
+
+    policy.routing = find_routing(getattr(policy.backbone, "layers", [policy.backbone]), forward)
+    plain = logits[0].flatten(0, 1).float()
     policy.model.set_attn_implementation(ATTENTION)
     try:
         if kernels == "liger":

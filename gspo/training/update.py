@@ -22,6 +22,7 @@ from .diagnosis import Ratios, mismatch_size, observe
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
 from .policy import Policy
+from .routing import Passes
 from .sharding import share_by_tokens
 
 MISMATCH_FRACTION = 0.1
@@ -81,9 +82,11 @@ class Updated:
     """Of the last minibatch."""
     looked_ahead: int = 0
     """Minibatches of which only the sequences that were not clipped went through forward and backward together."""
+    routing: Metrics = field(default_factory=dict)
+    """`moe/`; empty for a model without routers."""
 
     def metrics(self) -> Metrics:
-        """`objective/`, `update/` and what `auto` goes by; what was not finite is null."""
+        """`objective/`, `update/`, what `auto` goes by, and `moe/`; what was not finite is null."""
         norms = [_finite(n) for n in self.grad_norms]
         finite = [n for n in norms if n is not None]
         return {
@@ -94,6 +97,7 @@ class Updated:
             "update/looked_ahead": self.looked_ahead,
             "mismatch/size": None if self.mismatch is None else _finite(self.mismatch),
             "mismatch/threshold": self.threshold,
+            **self.routing,
         }
 
 
@@ -115,24 +119,27 @@ def update(
     """
     out = Updated(threshold=MISMATCH_FRACTION * min(chosen_clip(config)))
     old: list[list[Tensor]] = []
+    scorer = Passes(policy, config)
     for i, part in enumerate(minibatches):
         todo = list(zip(part.micro_batches, old[i - 1] if i else [None] * len(part.micro_batches), strict=True))
         if i and _may_look_ahead(policy, config) and _clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
             out.looked_ahead += 1
-            passes = [_forward(policy, part, *one, config, out, train=False) for one in todo]
+            passes = [_forward(scorer, part, *one, config, out, train=False) for one in todo]
             for micro, grad_T in _moving(passes, config):
-                optimizer.backward(policy.score(micro)[0], grad_T)
+                optimizer.backward(scorer.score(micro, at_old=False, seen=True)[0], grad_T)
         else:
-            passes = [_accumulate(policy, optimizer, part, *one, config, out) for one in todo]
+            passes = [_accumulate(scorer, optimizer, part, *one, config, out) for one in todo]
+        scorer.end()
         if policy.shards:
             policy.shards.idle(part.idle, optimizer.backward)
         out.losses.append(sum(float(one.loss) for one in passes))
         out.ratios.append([one.ratios.on_cpu() for one in passes])
         if i == 0:
-            old = _old_logprobs(policy, minibatches[1:], config, out)
+            old = _old_logprobs(scorer, minibatches[1:], config, out)
         out.learning_rate = optimizer.learning_rate
         out.grad_norms.append(_step(policy, optimizer, part, skips))
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
+    out.routing = scorer.metrics()
     return out
 
 
@@ -210,7 +217,7 @@ class Pass:
 
 
 def _accumulate(
-    policy: Policy,
+    scorer: Passes,
     optimizer: Optimizer,
     part: Minibatch,
     micro: MicroBatch,
@@ -223,14 +230,14 @@ def _accumulate(
     A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out, but for sharded
     weights: there every rank takes part in every pass.
     """
-    one = _forward(policy, part, micro, old_T, config, out, train=True)
-    if policy.shards or bool(one.grad_T.any()):
+    one = _forward(scorer, part, micro, old_T, config, out, train=True)
+    if scorer.policy.shards or bool(one.grad_T.any()):
         optimizer.backward(one.logp_T, one.grad_T)
     return replace(one, logp_T=one.logp_T.detach())  # what is kept holds no activations
 
 
 def _forward(
-    policy: Policy,
+    scorer: Passes,
     part: Minibatch,
     micro: MicroBatch,
     old_T: Tensor | None,
@@ -246,7 +253,7 @@ def _forward(
     """
     algorithm, clip = OBJECTIVES[config.objective.name], chosen_clip(config)
     with torch.set_grad_enabled(train):
-        logp_T, entropy_T = policy.score(micro)
+        logp_T, entropy_T = scorer.score(micro, at_old=old_T is None)
     leaf_T = logp_T.detach().requires_grad_()  # so that the loss's own gradient is found without a pass through the model
     engine_T = engine_logprobs(micro)
     trainer_T = logp_T.detach() if old_T is None else (old_T if out.recomputed else None)
@@ -320,8 +327,9 @@ def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config:
     return weighted(batch, weights), weights
 
 
-def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
+def _old_logprobs(scorer: Passes, later: Sequence[Minibatch], config: Config, out: Updated) -> list[list[Tensor]]:
     """Old log-probabilities of the later minibatches, before any weight moves; by the very micro-batches of the update."""
+    policy = scorer.policy
     (first,) = _over_ranks(policy, out.ratios[:1])
     out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
@@ -330,7 +338,7 @@ def _old_logprobs(policy: Policy, later: Sequence[Minibatch], config: Config, ou
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
-        old = [[policy.score(m)[0] for m in part.micro_batches] for part in later]
+        old = scorer.old([part.micro_batches for part in later])
         if policy.shards:
             policy.shards.idle(sum(part.idle for part in later))
     return old

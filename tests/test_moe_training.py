@@ -1,0 +1,241 @@
+"""Laws of an update over a mixture of experts: what is replayed, and what is measured on the way."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import group_of, sampled, tiny_config, tiny_model, tiny_policy
+from moe_support import EXPERTS, moe_policy, with_experts
+from test_kernels import needs_compiler
+
+from gspo.loop import train
+from gspo.recipe import RecipeError
+from gspo.training.optimizer import Optimizer
+from gspo.training.packing import TrainingError, make_micro_batches
+from gspo.training.policy import ModelError
+from gspo.training.routing import require_routing
+from gspo.training.update import Skips, pack_minibatches, update
+
+PROMPTS = [3, 9, 1, 5, 7, 2, 4, 6, 8, 3, 5, 2]
+FAR = {"training__learning_rate": 3e-2, "objective__clip_low": 0.2, "objective__clip_high": 0.2, "training__minibatches": 4}
+"""Updates that move routers a lot, and clip little."""
+REPLAY = {
+    "none": {"rollout__old_logprobs": "trainer"},
+    "trainer": {"rollout__old_logprobs": "trainer", "training__replay": "trainer"},
+    "engine": {"rollout__routed_experts": True, "training__replay": "engine"},
+}
+
+
+def updated(folder, policy, trajectories, **changes):
+    config = tiny_config(folder, **FAR | {"model__create": tiny_model(**EXPERTS).create.model_dump()} | changes)
+    parts = pack_minibatches(trajectories, config, seed=0, device=policy.device)
+    out = update(policy, Optimizer(policy.trainable, config.training, 4), parts, config, Skips())
+    return out, parts
+
+
+def experts_inputs(policy):
+    """By forward pass and layer, the ids that the experts themselves were given."""
+    seen = []
+    for router in policy.routing.routers:
+        block = next(m for m in policy.model.modules() if getattr(m, "gate", None) is router)
+        block.experts.register_forward_pre_hook(lambda module, args: seen.append(args[1].clone()))
+    return seen
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("replay", ["trainer", "engine"])
+def test_with_replay_nothing_flips_and_without_it_choices_move(tmp_path, replay, checkpointing):
+    policy = moe_policy(checkpointing=checkpointing)
+    samples = with_experts(policy, sampled(policy, PROMPTS))
+    out, _ = updated(tmp_path, policy, samples, **REPLAY[replay])
+    assert out.routing["moe/flips_by_minibatch"] == [0.0] * 4
+    assert out.routing["moe/flips_by_layer"] == [0.0] * 3 and out.routing["moe/tokens_flipped"] == 0.0
+    free = moe_policy(checkpointing=checkpointing)
+    out, _ = updated(tmp_path, free, samples, **REPLAY["none"], rollout__routed_experts=True)
+    first, *later = out.routing["moe/flips_by_minibatch"]
+    assert (
+        first == 0.0 and min(later) > 0.01 and out.routing["moe/tokens_flipped"] >= max(out.routing["moe/flips_by_layer"])
+    )
+    assert out.routing["moe/engine_flips"] == 0.0  # float32, and the very weights
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_experts_get_the_old_choice_forward_and_in_what_backward_recomputes(tmp_path, checkpointing):
+    policy = moe_policy(checkpointing=checkpointing)
+    samples = sampled(policy, PROMPTS)
+    (micro,) = make_micro_batches(samples, token_budget=1000)
+    with torch.no_grad():
+        policy.score(micro)
+    old = policy.routing.chosen()
+    with torch.no_grad():
+        for p in policy.trainable.values():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) * p.std())
+        policy.score(micro)
+    assert not torch.equal(policy.routing.chosen(), old)
+    seen = experts_inputs(policy)
+    policy.routing.replay(old)
+    logp_T = policy.score(micro)[0]
+    assert [ids.tolist() for ids in seen] == [old[:, i].tolist() for i in range(3)]
+    logp_T.sum().backward()
+    again = [ids.tolist() for ids in seen[3:]]
+    assert again == ([] if checkpointing == "none" else [old[:, i].tolist() for i in (2, 1, 0)])
+    assert all(router.weight.grad.abs().sum() > 0 for router in policy.routing.routers)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_layers_replay_what_written_ones_do_in_value_and_gradient(monkeypatch):
+    """And are recomputed in the backward pass, compiled."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # graphs, and no machine code
+    samples, frames = sampled(moe_policy(), PROMPTS[:4]), torch._dynamo.utils.counters["frames"]
+    (micro,) = make_micro_batches(samples, token_budget=1000)
+    ids = torch.tensor([[[1, 5]] * 3], dtype=torch.uint8).expand(micro.num_tokens, -1, -1).contiguous()
+    torch._dynamo.reset()
+    found, compiled = [], []
+    for kernels in ("torch", "compile"):
+        policy = moe_policy(kernels=kernels, checkpointing="full")
+        for replayed in (ids, None):
+            policy.routing.replay(replayed)
+            logp_T = policy.score(micro)[0]
+            logp_T.sum().backward()
+            compiled.append(frames["total"])
+            gradients = {k: p.grad.clone() for k, p in policy.trainable.items()}
+            found.append((policy.routing.chosen().tolist(), logp_T.detach(), gradients))
+    for (chosen, logp_T, gradients), other in zip(found[:2], found[2:], strict=True):
+        assert chosen == other[0]
+        torch.testing.assert_close(logp_T, other[1])
+        assert all(float((gradients[k] - g).norm()) <= 1e-5 * float(g.norm()) for k, g in other[2].items())
+    assert found[2][0] == ids.tolist() and found[3][0] != ids.tolist()
+    assert compiled[0] == compiled[1] < compiled[2]
+
+
+def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp_path, monkeypatch):
+    """With most sequences clipped the others are packed anew: each token still meets the experts of the old policy."""
+    monkeypatch.setattr("gspo.training.update.LOOK_AHEAD_FROM", 0.0)
+    rng, policy = np.random.default_rng(0), moe_policy()
+    samples = [t for i in range(4) for t in group_of(rng, f"g{i}", 6, [5, 3, 7, 4])]
+    narrow = {"objective__clip_low": 1e-3, "objective__clip_high": 1e-3, "training__micro_batch_tokens": 40}
+    used, score = [], type(policy).score
+
+    def noted(self, micro, **kwargs):
+        out = score(self, micro, **kwargs)
+        chosen = self.routing.chosen()
+        used.extend((t.id, chosen[torch.from_numpy(p)]) for t, p in zip(micro.trajectories, micro.places, strict=True))
+        return out
+
+    monkeypatch.setattr(type(policy), "score", noted)
+    out, parts = updated(tmp_path, policy, samples, **REPLAY["trainer"], **narrow, training__groups="keep")
+    assert out.looked_ahead == 3 and any(len(m.token_ids_N) < sum(len(p) for p in m.places) for m in parts[1].micro_batches)
+    by_sample = {}
+    for name, ids in used:
+        by_sample.setdefault(name, []).append(ids)
+    passes = [len(some) for some in by_sample.values()]
+    assert max(passes) == 3  # the old policy's, the look ahead, and the moving ones packed anew
+    assert all(torch.equal(ids, some[0]) for some in by_sample.values() for ids in some)
+
+
+def test_no_row_is_taken_for_expert_zero_where_a_record_is_missing(tmp_path):
+    policy = moe_policy()
+    samples = with_experts(policy, sampled(policy, PROMPTS))
+    assert all(len(t.routed_experts) == len(t.token_ids) - 1 for t in samples)  # no row for what the model did not read
+    without = [replace(samples[0], routed_experts=None), *samples[1:]]
+    with pytest.raises(TrainingError, match=f"sample {samples[0].id}: the engine did not return its routed experts"):
+        updated(tmp_path, policy, without, **REPLAY["engine"])
+    short = [replace(samples[0], routed_experts=samples[0].routed_experts[:-1]), *samples[1:]]
+    with pytest.raises(TrainingError, match=rf"sample {samples[0].id}: .* or one row less"):
+        updated(tmp_path, policy, short, **REPLAY["engine"])
+    zeros = [replace(samples[0], routed_experts=np.zeros_like(samples[0].routed_experts)), *samples[1:]]
+    with pytest.raises(TrainingError, match=rf"sample {samples[0].id}: .* it was not filled in"):
+        updated(tmp_path, policy, zeros, **REPLAY["engine"])
+
+
+def test_the_embedded_engine_returns_the_experts_that_the_trainer_finds(tmp_path):
+    """Also where rows wait and are refilled, prompts are padded, and equal prompts go through the model once."""
+    policy = moe_policy()
+    samples = with_experts(policy, sampled(policy, PROMPTS))
+    micros = make_micro_batches(samples, token_budget=30)
+    for micro in micros:
+        with torch.no_grad():
+            policy.score(micro)
+        chosen = policy.routing.chosen().numpy()
+        for t, place_P in zip(micro.trajectories, micro.places, strict=True):
+            assert (np.sort(chosen[place_P], -1) == np.sort(t.routed_experts, -1)).all()
+
+
+def test_records_cost_what_their_shape_says(tmp_path):
+    policy = moe_policy()
+    out, parts = updated(tmp_path, policy, sampled(policy, PROMPTS), **REPLAY["trainer"])
+    later = sum(m.num_tokens for part in parts[1:] for m in part.micro_batches)
+    assert out.routing["moe/replay_bytes"] == later * 3 * 2 and out.routing["moe/replay_s"] > 0
+
+
+def test_a_dense_model_is_measured_and_asked_as_before(tmp_path):
+    policy = tiny_policy()
+    config = tiny_config(tmp_path)
+    parts = pack_minibatches(sampled(policy, PROMPTS), config, seed=0, device=policy.device)
+    assert update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips()).routing == {}
+    for changes, told in (
+        (REPLAY["trainer"], r'training.replay = "trainer": no module of Qwen3ForCausalLM returns what a router'),
+        ({"rollout__routed_experts": True}, r"rollout.routed_experts = true: no module of Qwen3ForCausalLM"),
+    ):
+        with pytest.raises(ModelError, match=told):
+            require_routing(policy, tiny_config(tmp_path, **changes))
+
+
+def test_replay_is_refused_for_routers_whose_weights_are_not_understood(tmp_path):
+    policy = moe_policy()
+    policy.routing.replayable = False
+    require_routing(policy, tiny_config(tmp_path, rollout__routed_experts=True))
+    with pytest.raises(ModelError, match=r'routers of Qwen3MoeForCausalLM make their weights in a way .* "none"'):
+        require_routing(policy, tiny_config(tmp_path, **REPLAY["engine"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"training__replay": "trainer"}, 'rollout.old_logprobs = "auto" may leave out: use old_logprobs = "trainer"'),
+        ({"training__replay": "engine"}, "set rollout.routed_experts = true"),
+        ({"model__create__num_experts": 4}, "set experts_per_token and moe_intermediate_size too, or none"),
+        ({f"model__create__{k}": v for k, v in (EXPERTS | {"experts_per_token": 9}).items()}, "use 8 or fewer"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, changes, told):
+    with pytest.raises(RecipeError, match=told):
+        tiny_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("replay", REPLAY)
+def test_a_mixture_trains_by_recipe(tmp_path, replay):
+    changes = {f"model__create__{k}": v for k, v in EXPERTS.items()} | REPLAY[replay]
+    folder = train(tiny_config(tmp_path, **changes))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    for row in rows:
+        flips = row["moe/flips_by_minibatch"]
+        assert len(flips) == 2 and (replay == "none" or all(not x for x in flips))
+        assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
+
+
+def test_two_ranks_replay_and_count_what_one_does(tmp_path):
+    """Sharded weights, passes of unequal number, activations recomputed."""
+    words = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).parent / "moe_ranks.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for size in (1, 2):
+        ended = json.loads((tmp_path / f"ranks-{size}.json").read_text())
+        assert set(ended["statuses"]) == {0}, ended["said"]
+    one, two = (json.loads((tmp_path / f"said-{size}.json").read_text()) for size in (1, 2))
+    assert two["none"].pop("idle") > one["none"].pop("idle") == 0
+    for name, told in one.items():
+        assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
+        for key in told:
+            if key not in ("idle", "moe/replay_bytes"):  # ranks share prompts in other rows
+                assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)
