@@ -86,10 +86,9 @@ COLUMNS = {
 
 
 def differing(rows: Rows) -> float:
-    """Of the clip decisions for which both sides' old log-probabilities were known, the share that hangs on whose they are."""
-    return sum(row.get("mismatch/decisions_differ", 0) for row in rows) / sum(
-        row.get("mismatch/decisions", 0) for row in rows
-    )
+    """Of the clip decisions where both sides' old log-probabilities were known, the share that hangs on whose they are."""
+    differ, of = (sum(row.get(f"mismatch/{name}", 0) for row in rows) for name in ("decisions_differ", "decisions"))
+    return differ / of
 
 
 def draw() -> None:
