@@ -48,7 +48,7 @@ def run(output: Path) -> None:
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
-        chosen[objective] = max(RATES, key=lambda rate: score(found[rate]))
+        chosen[objective] = max(RATES, key=lambda rate: last(found[rate], "evaluation/pass@1"))
     for precision in PRECISIONS:
         for seed in SEEDS:
             for objective, old in ARMS.values():
@@ -115,7 +115,13 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> 
     """The search, each arm's numbers, and what the engine's old log-probabilities change, seed by seed."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     rates = {f"{rate:g}": rate for rate in RATES}
-    print(table([f"{o}, trainer's" for o in METHODS], rates, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
+    print(
+        table(
+            [f"{o}, trainer's" for o in METHODS],
+            rates,
+            lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}",
+        )
+    )
     for precision in precisions:
         of_one = {key[1:]: run for key, run in runs.items() if key[0] == precision}
         print_precision(precision, of_one)

@@ -53,9 +53,9 @@ ARMS = {
     for objective in ("gspo", "grpo")
     for replay in ("none", "trainer")
 }
-RATES = (3e-4, 1e-3, 3e-3)
-"""Of the search, which is the boundary too: the highest is meant to break something."""
-SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 80, 40
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+"""Of the search, which is the boundary too: the highest are meant to break something."""
+SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
 PUSHED = 16
 """Minibatches a rollout batch: four times the paper's, eight samples each."""
 MOE = (
