@@ -1,11 +1,14 @@
 """What it costs to replay expert choices, and which way of computing experts is fastest: milliseconds and bytes, as tables.
 
-    python benchmarks/replay.py MODEL --tokens 8192
+    python benchmarks/replay.py MODEL --tokens 8192                        # replay: routers alone, records, bytes
+    python benchmarks/replay.py MODEL --tokens 1024 --experts grouped_mm   # ways to compute experts, in whole passes
 
-MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, made of sequences of 512 random ones, goes
-forward, and forward and backward, as the update does it; the median of --repeats is told, after one pass that is not
-counted. The ways take turns within a repeat. Numerics are compared too: the log-probabilities of each way with those of
-experts computed one after the other ("eager").
+MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, made of sequences of 512 random ones. The
+first table has what replay adds: routers of all layers, forward and backward, with live and with replayed choices (made
+as the update makes them, of random hidden states), and what is done to the records between passes. The second has whole
+passes, and compares the log-probabilities of each way with those of experts computed one after the other ("eager").
+Medians of --repeats after one not counted; ways take turns. On a CPU the time is the process's own, so that programs
+beside it count little; on a GPU it is the clock's.
 
 Not covered: several devices, compiled layers, real text (random tokens may load experts more evenly).
 """
@@ -13,6 +16,7 @@ Not covered: several devices, compiled layers, real text (random tokens may load
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -49,49 +53,43 @@ def micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
 
 
 def seconds(policy: Policy, work: Callable[[], object]) -> float:
-    """Of a call, until the device is done."""
-    wait = torch.cuda.synchronize if policy.device.type == "cuda" else lambda: None
+    """Of a call: of the process on a CPU, until the device is done on a GPU."""
+    on_gpu = policy.device.type == "cuda"
+    wait, clock = (torch.cuda.synchronize, time.perf_counter) if on_gpu else (lambda: None, time.process_time)
     wait()
-    start = time.perf_counter()
+    start = clock()
     work()
     wait()
-    return time.perf_counter() - start
-
-
-def passes(policy: Policy, micro: MicroBatch) -> dict[str, Callable[[], object]]:
-    """A pass without and with gradients."""
-
-    def forward() -> None:
-        with torch.no_grad():
-            policy.score(micro)
-
-    def both() -> None:
-        policy.score(micro)[0].sum().backward()
-
-    return {"forward": forward, "forward and backward": both}
+    return clock() - start
 
 
 def medians(
-    policy: Policy, micro: MicroBatch, ways: dict[str, Callable[[], object]], repeats: int
+    policy: Policy, ways: dict[str, Callable[[], object]], works: dict[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """By way the median milliseconds of each kind of pass; ways take turns. A way's call sets it up."""
+    """By way the median milliseconds of each work; a way's call sets it up, and ways take turns."""
     taken: dict[tuple[str, str], list[float]] = {}
     for _ in range(repeats + 1):
         for way, choose in ways.items():
             choose()
-            for kind, work in passes(policy, micro).items():
+            for kind, work in works.items():
                 taken.setdefault((way, kind), []).append(seconds(policy, work))
-    kinds = list(passes(policy, micro))
-    return {way: [1e3 * statistics.median(taken[way, kind][1:]) for kind in kinds] for way in ways}
+    return {way: [1e3 * statistics.median(taken[way, kind][1:]) for kind in works] for way in ways}
 
 
 def replaying(policy: Policy, micro: MicroBatch, repeats: int) -> None:
     """The table of replay."""
     routing = policy.routing
     assert routing is not None
-    with torch.no_grad():
-        policy.score(micro)
-    record: list[np.ndarray] = []
+    width, record = policy.head.shape[1], []
+    hidden_NH = torch.randn(micro.num_tokens, width, device=policy.device, dtype=policy.dtype, requires_grad=True)
+
+    def route() -> None:
+        with torch.no_grad():
+            for router in routing.routers:
+                router(hidden_NH)
+
+    def learn() -> None:
+        sum(router(hidden_NH)[1].square().sum() for router in routing.routers).backward()  # type: ignore[union-attr]
 
     def keep() -> None:
         record[:] = [routing.chosen().cpu().numpy()]
@@ -100,35 +98,41 @@ def replaying(policy: Policy, micro: MicroBatch, repeats: int) -> None:
         records = [Record(record[0], place) for place in micro.places]
         routing.replay(torch.from_numpy(packed_ids(records, micro.places, micro.num_tokens)).to(policy.device))
 
-    keep_s, give_s = (statistics.median(seconds(policy, work) for _ in range(repeats)) for work in (keep, give))
-    found = medians(policy, micro, {"live": lambda: routing.replay(None), "replayed": give}, repeats)
+    route()
+    routing.take_logits()
+    kept = medians(policy, {"": lambda: None}, {"keep": keep, "give": give}, repeats)[""]
+    ways = {"live": lambda: routing.replay(None), "replayed": give}
+    found = medians(policy, ways, {"forward": route, "forward and backward": learn}, repeats)
     routing.replay(None)
-    print(f"| {micro.num_tokens} tokens, {len(routing.layers)} layers, {routing.top_k} of {routing.num_experts} | ms |")
-    print("|---|---|")
+    shape = f"{len(routing.layers)} layers, {routing.top_k} of {routing.num_experts} experts"
+    print(f"| {micro.num_tokens} tokens, {shape} | ms |\n|---|---|")
     for way, (forward, both) in found.items():
-        print(f"| choices {way}: forward | {forward:.0f} |\n| choices {way}: forward and backward | {both:.0f} |")
-    print(f"| keeping the record | {1e3 * keep_s:.2f} |\n| giving it to the routers | {1e3 * give_s:.2f} |")
+        print(f"| routers, {way}: forward | {forward:.1f} |\n| routers, {way}: forward and backward | {both:.1f} |")
+    print(f"| keeping the record | {kept[0]:.1f} |\n| giving it to the routers | {kept[1]:.1f} |")
     print(f"\nthe record: {record[0].nbytes} bytes, {record[0].nbytes / micro.num_tokens:.0f} a token\n")
 
 
-def experts(policy: Policy, micro: MicroBatch, repeats: int) -> None:
+def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) -> None:
     """The table of ways to compute experts."""
-    ways = ("eager", "grouped_mm", "batched_mm")
     logps: dict[str, torch.Tensor] = {}
-    for way in ways:
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return policy.score(micro)[0]
+
+    def both() -> None:
+        policy.score(micro)[0].sum().backward()
+
+    for way in ("eager", *ways):
         policy.model.set_experts_implementation(way)
-        try:
-            with torch.no_grad():
-                logps[way] = policy.score(micro)[0]
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            print(f"{way}: {str(error).splitlines()[0]}")
-    choices = {way: lambda way=way: policy.model.set_experts_implementation(way) for way in logps}
-    found = medians(policy, micro, choices, repeats)
-    print("| experts by | forward, ms | forward and backward, ms | largest difference of a log-probability from eager |")
+        logps[way] = forward()
+    choices = {way: functools.partial(policy.model.set_experts_implementation, way) for way in logps}
+    found = medians(policy, choices, {"forward": forward, "forward and backward": both}, repeats)
+    print(f"| {micro.num_tokens} tokens, experts by | forward, ms | forward and backward, ms | largest difference |")
     print("|---|---|---|---|")
-    for way, (forward, both) in found.items():
+    for way, times in found.items():
         difference = float((logps[way] - logps["eager"]).abs().max())
-        print(f"| {way} | {forward:.0f} | {both:.0f} | {difference:.1e} |")
+        print(f"| {way} | {times[0]:.0f} | {times[1]:.0f} | {difference:.1e} |")
 
 
 def main() -> None:
@@ -139,14 +143,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--checkpointing", default="none")
-    parser.add_argument("--experts", action="store_true", help="compare the ways to compute experts, not replay")
+    parser.add_argument("--experts", nargs="+", metavar="WAY", help="compare these ways with eager: grouped_mm, batched_mm")
     args = parser.parse_args()
-    settings = {"path": args.model, "device": args.device, "dtype": args.dtype, "checkpointing": args.checkpointing}
+    settings = {"path": args.model, "device": args.device, "dtype": args.dtype}
     policy = load_policy(ModelConfig(**settings), temperature=1.0, seed=0)
     micro = micro_batch(policy, args.tokens)
     print(f"{args.model} on {policy.device}, {args.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    (experts if args.experts else replaying)(policy, micro, args.repeats)
+    if args.experts:
+        experts(policy, micro, args.repeats, args.experts)
+    else:
+        replaying(policy, micro, args.repeats)
 
 
 if __name__ == "__main__":

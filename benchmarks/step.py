@@ -98,13 +98,13 @@ class OurStep(Side):
         self.lengths, self.running = wanted(self.task, asked["lengths"]), True
         self._force(run.engine)
         self.interval.begin(asked["profile"])
-        groups = self.collect(run, prompts)
+        groups, waiting = self.collect(run, prompts)
         self.interval.settle()
         self.collect_s = self.interval.so_far()
         found = [s.num_tokens for group in groups for s in group]
         assert found == self.lengths, "our engine did not sample the lengths that were asked for"
         self.tokens = sum(len(s.prompt.token_ids) + s.num_tokens for group in groups for s in group)
-        return groups
+        return groups, waiting
 
     def _force(self, engine: Any) -> None:
         """Give each request of a rollout its own limit, once and for all: a probe asks for other numbers of tokens."""

@@ -8,7 +8,9 @@ Run from the repository's folder. Writes docs/evidence/clip_range.jsonl and clip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from common import (
     METHODS,
     SEEDS,
     TARGET,
+    Plan,
     Rows,
     band,
     by_run,
+    calibrate,
     labelled,
     last,
     main,
@@ -31,28 +35,46 @@ from common import (
     smooth,
     sorting,
     table,
+    trial,
     write,
 )
 
-LENGTHS = (8, 24, 3)
-"""Digits to sort. The runs on 8 are those of clipped_shares."""
+LENGTHS = (3, 8, 24)
+"""Digits to sort, at which the range is calibrated."""
+TRAINED = (8, 3)
+"""Those at which training is compared. The runs on 8 are those of clipped_shares."""
+RATES = (3e-5, 1e-4, 3e-4)
+"""Of the calibration. Training is compared at the better of the last two; ten times the second one collapses."""
+WIDEST = 1024
+"""Factor on the authors' range from which the calibration goes no further: 0.4, where nothing is clipped."""
 ARMS = {"authors' range": False, "calibrated range": True}
 
 
+def around_target(plan: Plan, rate: float) -> list[dict[str, Any]]:
+    """The calibration's trials, and wider ranges until one clips less than TARGET."""
+    _, trials = calibrate(plan, METHODS["gspo"], rate)
+    while min(t["share"] for t in trials) > TARGET and trials[-1]["scale"] < WIDEST:
+        trials.append(trial(plan, METHODS["gspo"], rate, trials[-1]["scale"] * 4))
+    return [{**t, "what": "range"} for t in trials]
+
+
 def run(output: Path) -> None:
-    """At each length: calibrate at each rate, choose each arm's rate, compare the two."""
-    rows: list[dict[str, Any]] = []
-    for digits in LENGTHS:
-        plan, choices = sorting(digits, output), {}
+    """Calibrate everywhere; then, a length after the other, choose each arm's rate and compare the two."""
+    plans = {digits: sorting(digits, output) for digits in LENGTHS}
+    rows = [
+        {"digits": digits, **row} for digits, plan in plans.items() for rate in RATES for row in around_target(plan, rate)
+    ]
+    for digits in TRAINED:
+        plan, choices = plans[digits], {}
         for arm, calibrated in ARMS.items():
-            choices[arm], found = search(plan, METHODS["gspo"], calibrated=calibrated)
-            rows += [{"digits": digits, "arm": arm, **row} for row in found]
+            choices[arm], found = search(plan, METHODS["gspo"], calibrated=calibrated, rates=RATES[1:])
+            rows += [{"digits": digits, "arm": arm, **row} for row in found if row["what"] == "search"]
         for seed in SEEDS:
             for arm, choice in choices.items():
                 folder = plan.run(choice.name, seed, choice.settings)
                 rate = choice.settings["training.learning_rate"]
                 rows += labelled(folder, what="run", digits=digits, arm=arm, seed=seed, rate=rate)
-            write("clip_range", rows)
+        write("clip_range", rows)
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -67,13 +89,24 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
 """What is told of each run; intervals are over seeds."""
 
 
-def chosen_ranges(rows: Rows) -> dict[int, list[tuple[float, float]]]:
-    """By digits, (learning rate, upper clip range that the calibration chose)."""
-    found = [row for row in rows if row["what"] == "search" and row["arm"] == "calibrated range"]
-    return {
-        digits: [(row["rate"], row["scale"] * METHODS["gspo"].high) for row in found if row["digits"] == digits]
-        for digits in sorted(LENGTHS)
-    }
+def range_at_target(trials: Rows) -> float | None:
+    """The upper clip range that clips a share of TARGET, between the two trials next to it by the logarithms; None where no
+    trial is on one of its sides."""
+    points = sorted((t["scale"], t["share"]) for t in trials)
+    pairs = [(a, b) for a, b in pairwise(points) if a[1] > TARGET >= b[1]]
+    if not pairs:
+        return None
+    (x0, y0), (x1, y1) = ((math.log(x), math.log(max(y, 1e-4))) for x, y in pairs[0])
+    return METHODS["gspo"].high * math.exp(x0 + (x1 - x0) * (math.log(TARGET) - y0) / (y1 - y0))
+
+
+def ranges(rows: Rows) -> dict[int, list[tuple[float, float]]]:
+    """By digits, (learning rate, upper range at the target), less what no trial reached."""
+    out: dict[int, list[tuple[float, float]]] = {}
+    for (digits, rate), trials in by_run([row for row in rows if row["what"] == "range"], "digits", "rate").items():
+        if (found := range_at_target(trials)) is not None:
+            out.setdefault(digits, []).append((rate, found))
+    return dict(sorted(out.items()))
 
 
 def draw() -> None:
@@ -82,16 +115,18 @@ def draw() -> None:
 
     rows = read("clip_range")
     runs = by_run([row for row in rows if row["what"] == "run"], "digits", "arm", "seed")
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
-    first, *others = figure.subplots(2, 2).flat
-    for digits, points in chosen_ranges(rows).items():
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(TRAINED))
+    for digits, points in ranges(rows).items():
         first.plot(*zip(*points, strict=True), marker="o", label=f"{digits + 1} tokens")
     first.axhline(METHODS["gspo"].high, color="grey", linestyle=":", label="the authors'")
     first.set(
         xscale="log", yscale="log", xlabel="learning rate", ylabel="upper clip range", title=f"range that clips {TARGET}"
     )
+    first.minorticks_off()
+    first.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
     first.legend(frameon=False, fontsize=8)
-    for axis, digits in zip(others, sorted(LENGTHS), strict=True):
+    for axis, digits in zip(others, sorted(TRAINED), strict=True):
         for arm, colour in zip(ARMS, ("tab:blue", "tab:orange"), strict=True):
             mine = [
                 smooth(run, "reward/mean") for (length, name, _), run in runs.items() if (length, name) == (digits, arm)
@@ -102,10 +137,11 @@ def draw() -> None:
         )
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
+    print(ranges(rows))
     for row in rows:
-        if row["what"] != "run" and row["arm"] != "authors' range":
-            print({key: value for key, value in row.items() if key not in ("arm", "objective")})
-    for digits in sorted(LENGTHS):
+        if row["what"] in ("range", "search"):
+            print({key: value for key, value in row.items() if key not in ("what", "objective")})
+    for digits in sorted(TRAINED):
         print_table(digits, {(arm, seed): run for (length, arm, seed), run in runs.items() if length == digits})
 
 

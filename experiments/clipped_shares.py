@@ -3,18 +3,21 @@
     python experiments/clipped_shares.py
     python experiments/clipped_shares.py --draw
 
-Run from the repository's folder; Writes docs/evidence/clipped_shares.jsonl and .png.
+Run from the repository's folder. Writes docs/evidence/clipped_shares.jsonl and .png.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from common import (
     EVIDENCE,
     METHODS,
+    SEARCH_SEED,
     SEEDS,
     Rows,
     band,
@@ -41,6 +44,8 @@ ARMS = {
     "grpo, calibrated": ("grpo", True),
 }
 """Arm to objective, and whether its range is calibrated or its authors' own."""
+TIMED, REPETITIONS = (10, 40), 2
+"""Steps of the runs whose processor seconds are compared: a clock also counts what else the machine does."""
 
 
 def run(output: Path) -> None:
@@ -49,6 +54,12 @@ def run(output: Path) -> None:
     for arm, (objective, calibrated) in ARMS.items():
         choices[arm], found = search(plan, METHODS[objective], calibrated=calibrated)
         rows += [{"arm": arm, **row} for row in found]
+    for repetition, steps in product(range(REPETITIONS), TIMED):
+        for arm, choice in choices.items():
+            settings = {**choice.settings, "training.steps": steps, "evaluation": None}
+            folder = plan.run(f"timed-{choice.name}-{steps}-{repetition}", SEARCH_SEED, settings)
+            cpu_s = json.loads((folder / "cpu_s.json").read_text())
+            rows.append({"what": "seconds", "arm": arm, "repetition": repetition, "steps": steps, "cpu_s": cpu_s})
     for seed in SEEDS:
         for arm, choice in choices.items():
             folder = plan.run(choice.name, seed, choice.settings)
@@ -63,12 +74,20 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
     "held-out pass@1": lambda rows: last(rows, "evaluation/pass@1"),
     "training reward, last 20 steps": score,
     "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+    "steps to a reward of 0.7": lambda rows: next(step for step, y in smooth(rows, "reward/mean") if y >= 0.7),
     "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
     "clipped tokens": lambda rows: mean(rows, "clip/token"),
-    "seconds a step": lambda rows: mean(rows, "time/step_s"),
-    "of the update": lambda rows: mean(rows, "time/update_s"),
 }
 """What is told of each run; intervals are over seeds."""
+
+
+def cpu_seconds(rows: Rows) -> dict[str, list[float]]:
+    """Processor seconds a step of each arm, one a repetition: longer less shorter runs, so that loading does not count."""
+    timed = by_run([row for row in rows if row["what"] == "seconds"], "arm", "repetition")
+    out: dict[str, list[float]] = {}
+    for (arm, _), (short, long) in timed.items():
+        out.setdefault(arm, []).append((long["cpu_s"] - short["cpu_s"]) / (long["steps"] - short["steps"]))
+    return out
 
 
 def draw() -> None:
@@ -77,19 +96,19 @@ def draw() -> None:
 
     rows = read("clipped_shares")
     runs = by_run([row for row in rows if row["what"] == "run"], "arm", "seed")
+    seconds_a_step = {arm: fmean(s) for arm, s in cpu_seconds(rows).items()}
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     (reward, seconds), (tokens, sequences) = figure.subplots(2, 2)
     for arm, colour in COLOURS.items():
         mine = [run for (name, _), run in runs.items() if name == arm]
         band(reward, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
         for run in mine:
-            spent = list(accumulate(row.get("time/step_s", 0) for row in run if "reward/mean" in row))
-            curve = [y for _, y in smooth(run, "reward/mean")]
-            seconds.plot(spent, curve, color=colour, linewidth=0.8)
+            points = [(step * seconds_a_step[arm], reward) for step, reward in smooth(run, "reward/mean")]
+            seconds.plot(*zip(*points, strict=True), color=colour, linewidth=0.8)
         for axis, key in ((tokens, "clip/token"), (sequences, "clip/sequence")):
             band(axis, [smooth(run, key) for run in mine], label=arm, colour=colour)
     reward.set(xlabel="step (128 samples each)", ylabel="training reward", title="by samples: mean and range of seeds")
-    seconds.set(xlabel="seconds", ylabel="training reward", title="by seconds: a line a seed")
+    seconds.set(xlabel="processor seconds", ylabel="training reward", title="by seconds: a line a seed")
     tokens.set(xlabel="step", ylabel="clipped tokens", yscale="log", title="share of tokens clipped")
     sequences.set(xlabel="step", ylabel="clipped sequences", yscale="log", title="share of sequences with anything clipped")
     reward.legend(frameon=False, fontsize=8)
@@ -100,9 +119,11 @@ def draw() -> None:
 def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
     """The search, then each arm's numbers, then the differences to gspo seed by seed."""
     for row in rows:
-        if row["what"] != "run":
+        if row["what"] in ("calibration", "search"):
             print({key: value for key, value in row.items() if key != "what"})
     seeds = sorted({seed for _, seed in runs})
+    for arm, values in cpu_seconds(rows).items():
+        print(f"{arm}: processor seconds a step {', '.join(f'{v:.3f}' for v in values)}")
     print(table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, seed]) for seed in seeds])))
 
     def difference(arm: str, value: Callable[[Rows], float]) -> str:

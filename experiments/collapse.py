@@ -8,6 +8,7 @@ Run from the repository's folder. Writes docs/evidence/collapse.jsonl and collap
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from common import (
@@ -32,11 +33,11 @@ from common import (
 )
 
 DIGITS = 8
-RATES = (1e-3, 3e-3)
+RATES = (5e-4, 7e-4, 1e-3)
 """From the lowest up; the first that collapses at the search's seed is taken."""
-STEPS, AGAIN = 80, 40
+STEPS, AGAIN = 80, 30
 """Of the run that collapses, and of those that start again."""
-EVERY = 5
+EVERY = 2
 """Steps between checkpoints."""
 WINDOW = 10
 """Steps that a reward is averaged over before it is judged."""
@@ -48,7 +49,8 @@ OTHER = {
 """What a new start changes: factors on the learning rate and the clip range. Optimizer and prompt order are new in all."""
 NEW = 10
 """Added to the seed of what starts again, so that prompts and samples are others."""
-WHEN = ("cold start", "well before", "last before", "after")
+WHEN = ("well before", "last before", "half fallen", "after")
+"""Where training starts again."""
 
 
 def collapsed_at(rows: Rows) -> int | None:
@@ -60,12 +62,13 @@ def collapsed_at(rows: Rows) -> int | None:
 
 def checkpoints(rows: Rows, fallen: int) -> dict[str, int]:
     """Steps to start again from, of a run that has fallen under half at a step. Last before: the last checkpoint before the
-    smoothed reward left nine tenths of its best; well before: half of that; after: the end."""
+    smoothed reward left nine tenths of its best; well before: half of that; half fallen: the first one under half."""
     curve = [y for _, y in smooth(rows, "reward/mean")]
     best = max(curve[:fallen])
     left = max(i for i in range(fallen) if curve[i] >= 0.9 * best) + 1
     last = max(EVERY, left // EVERY * EVERY)
-    return {"well before": max(EVERY, last // 2 // EVERY * EVERY), "last before": last, "after": len(curve)}
+    early, half = max(EVERY, last // 2 // EVERY * EVERY), -(-fallen // EVERY) * EVERY
+    return dict(zip(WHEN, (early, last, half, len(curve)), strict=True))
 
 
 def settings(rate: float, clip: float, steps: int) -> Settings:
@@ -93,11 +96,11 @@ def run(output: Path) -> None:
         rows += labelled(folder, what="provoked", rate=rate, seed=seed, fallen=fallen)
         steps = checkpoints(metrics(folder), fallen) if fallen else {}  # a seed that holds is reported as such
         models = {when: str(folder / "checkpoints" / f"step-{step:06d}" / "model") for when, step in steps.items()}
-        for when, model in {"cold start": plan.start(seed), **models}.items():
-            for number, (change, (factor, clip)) in enumerate(OTHER.items()):
-                name, changed = f"again-{when.replace(' ', '-')}-{number}", settings(rate * factor, clip, AGAIN)
-                again = plan.run(name, seed + NEW, changed, model=model)
-                rows += labelled(again, what="again", seed=seed, since=when, at=steps.get(when, 0), change=change)
+        for (when, model), change in product(models.items(), OTHER):
+            name = f"again-{when} {list(OTHER).index(change)}".replace(" ", "-")
+            factor, clip = OTHER[change]
+            again = plan.run(name, seed + NEW, settings(rate * factor, clip, AGAIN), model=model)
+            rows += labelled(again, what="again", seed=seed, since=when, at=steps[when], change=change)
         write("collapse", rows)
 
 
@@ -138,12 +141,25 @@ def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
         at = {since: rows[0]["at"] for (since, _, of), rows in again.items() if of == seed}
         print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
 
-    def cell(since: str, change: str) -> str:
-        mine = [run for (when, what, _), run in again.items() if (when, what) == (since, change)]
-        first = [next(row["evaluation/pass@1"] for row in run if "evaluation/pass@1" in row) for run in mine]
-        return f"{shown(first)} -> {shown([last(run, 'evaluation/pass@1') for run in mine])}"
+    def begin(since: str, change: str, seed: int) -> float:
+        return next(row["evaluation/pass@1"] for row in again[since, change, seed] if "evaluation/pass@1" in row)
 
-    print(table(WHEN, {change: change for change in OTHER}, cell))
+    def end(since: str, change: str, seed: int) -> float:
+        return last(again[since, change, seed], "evaluation/pass@1")
+
+    def cell(since: str, change: str) -> str:
+        before, after = ([of(since, change, seed) for seed in SEEDS] for of in (begin, end))
+        return f"{shown(before)} -> {shown(after)}"
+
+    def gain(since: str, change: str) -> str:
+        return shown([end(since, change, seed) - begin(since, change, seed) for seed in SEEDS])
+
+    def against_same(since: str, change: str) -> str:
+        return shown([end(since, change, seed) - end(since, next(iter(OTHER)), seed) for seed in SEEDS])
+
+    columns = {change: change for change in OTHER}
+    print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")
+    print(table(WHEN, columns, against_same))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,9 @@ class Plan:
         config = self.config(name, seed, {**begin, **settings})
         folder = self.folder / config.name
         if not (rows := metrics(folder)) or rows[-1]["step"] < config.training.steps:
+            start = time.process_time()
             train(config, resume=True)
+            (folder / "cpu_s.json").write_text(f"{time.process_time() - start:.3f}\n")
         return folder
 
 
@@ -103,7 +106,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def labelled(folder: Path, **labels: Any) -> list[dict[str, Any]]:
     """What is committed of a run: KEYS of each row, after the labels that say which run it is."""
-    return [labels | {key: short(row[key]) for key in KEYS if row.get(key) is not None} for row in metrics(folder)]
+    return [labels | {key: row[key] for key in KEYS if row.get(key) is not None} for row in metrics(folder)]
 
 
 def short(value: Any) -> Any:
@@ -115,7 +118,8 @@ def short(value: Any) -> Any:
 
 def write(name: str, rows: Rows) -> None:
     """Replace docs/evidence/NAME.jsonl."""
-    (EVIDENCE / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    lines = (json.dumps({key: short(value) for key, value in row.items()}) for row in rows)
+    (EVIDENCE / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 def read(name: str) -> list[dict[str, Any]]:
@@ -156,19 +160,24 @@ CALIBRATION_STEPS = 20
 CALIBRATION_RUNS = 4
 
 
+def trial(plan: Plan, method: Method, rate: float, scale: float) -> dict[str, Any]:
+    """Clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
+    steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
+    name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
+    rows = metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps}))
+    found = {key: mean(rows, key) for key in ("reward/mean", "ratio/sequence_std", "ratio/token_std")}
+    given = {"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale}
+    return {**given, "share": mean(rows, method.share), **found}
+
+
 def calibrate(plan: Plan, method: Method, rate: float) -> tuple[float, list[dict[str, Any]]]:
-    """The factor on the authors' range that gives a clipped share of TARGET over CALIBRATION_STEPS steps at the search's
-    seed, and the trials. Factors of four until two trials stand on either side of it, then between them by the
-    logarithms: share falls with the range about as a power. CALIBRATION_RUNS runs at most; the nearest is taken."""
+    """The factor on the authors' range that clips a share of TARGET, and the trials. Factors of four until two trials stand
+    on either side of it, then between them by the logarithms: the share falls with the range about as a power.
+    CALIBRATION_RUNS trials; the nearest is taken, whether it is near or not."""
     trials: list[dict[str, Any]] = []
-    scale = 1.0
     for _ in range(CALIBRATION_RUNS):
-        name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
-        steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
-        folder = plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps})
-        share = fmean(row[method.share] for row in metrics(folder) if row.get(method.share) is not None)
-        trials.append({"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale, "share": share})
-        scale = next_scale([(t["scale"], t["share"]) for t in trials])
+        scale = next_scale([(t["scale"], t["share"]) for t in trials]) if trials else 1.0
+        trials.append(trial(plan, method, rate, scale))
     best = min(trials, key=lambda t: abs(math.log(max(t["share"], 1e-4) / TARGET)))
     return best["scale"], trials
 
@@ -194,11 +203,13 @@ class Choice:
     """Learning rate and clip range."""
 
 
-def search(plan: Plan, method: Method, *, calibrated: bool) -> tuple[Choice, list[dict[str, Any]]]:
-    """The settings with the best score at the search's seed, and a row for each trial: RATES with the authors' range, or
-    with the range calibrated at each."""
+def search(
+    plan: Plan, method: Method, *, calibrated: bool, rates: Sequence[float] = RATES
+) -> tuple[Choice, list[dict[str, Any]]]:
+    """The settings with the best score at the search's seed, and a row for each trial: each rate with the authors' range,
+    or with the range calibrated at it."""
     rows, tried = [], []
-    for rate in RATES:
+    for rate in rates:
         scale, trials = calibrate(plan, method, rate) if calibrated else (1.0, [])
         name = f"{method.objective}-lr{rate:g}-{'calibrated' if calibrated else 'authors'}"
         choice = Choice(name, method.settings(rate, scale))

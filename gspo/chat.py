@@ -9,7 +9,7 @@ follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .types import Conversation, Message
@@ -84,6 +84,23 @@ def require_continuation(tokenizer: Any, roles: Iterable[str]) -> None:
                 "the chat template writes something else after a first response than after a second, so that what follows "
                 f"a response cannot be told: {OTHER}"
             )
+
+
+def token_texts(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text, so that the pieces joined are the text. [tokens]
+
+    A token that ends within a character adds nothing; the one that ends the character adds it whole. Each token is decoded
+    beside the one before, since tokenizers write spaces by what stands before; special tokens are spelled out.
+    """
+    texts, start, before = [], 0, ""
+    for at in range(len(ids)):
+        text = decode(ids[start : at + 1])
+        if text.endswith("\ufffd") and at + 1 < len(ids) and at - start < 8:  # a character has at most 4 bytes
+            texts.append("")
+            continue
+        texts.append(text[len(before) :])
+        start, before = at, decode(ids[at : at + 1])
+    return texts
 
 
 OTHER = "use another role or template, or leave [environment] out"

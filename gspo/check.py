@@ -103,7 +103,8 @@ def check_recipe(config: Config, limit: int | None = None, say: Say = print) -> 
     training would stop for it, or where no answer of its kind got one. What cannot be proven is said in `notes`.
 
     Raises DataError, RewardError and ModelError for what stops training too. Not covered: answers in other words than
-    these; whether a gold answer is right; rewards without a top (length penalties, reward models), which are not run.
+    these; whether a gold answer is right; rewards without a top (length penalties, reward models, environments), which are
+    not run.
     """
     tokenizer, rewards = load_tokenizer(config.model), build(config.rewards)
     checked = Checked(notes=[note for b in rewards if (note := _unproven(b))])
@@ -272,7 +273,7 @@ def _report(checked: Checked) -> Iterator[str]:
         one = checked.num_failed == 1
         yield f"\n{checked.num_failed:,} answer{'' if one else 's'} did not get what {'it' if one else 'they'} should"
     else:
-        yield "every answer that was tried got what it should" if checked.counts else "nothing was tried"
+        yield "every answer that was tried got what it should" if rows else "nothing was tried"
 
 
 def _table(head: list[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+READ_ONLY = ("report", "compare", "watch")
+"""Commands that read the records of runs, and nothing else."""
+
 SETTINGS = "Any setting of the recipe can be given as --table.key VALUE, e.g. --training.learning_rate 1e-6."
 
 
@@ -17,10 +20,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if any(not word.strip() for word in (sys.argv[1:] if words is None else words)):
         parser.error("an empty word on the command line: leave it out")
     options, overrides = parser.parse_known_args(words)
-    if overrides and options.command in ("report", "compare-evals"):
+    if overrides and options.command in (*READ_ONLY, "compare-evals"):
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
-    if options.command in ("eval", "check", "report", "compare-evals") and _num_processes() > 1:
+    if options.command in ("eval", "check", "compare-evals", *READ_ONLY) and _num_processes() > 1:
         parser.error(f"gspo {options.command} runs in one process: start it without torchrun")
+    if options.command in READ_ONLY:
+        return _read_only(options)
     if any(word.endswith(".toml") for word in overrides):
         parser.error(f"the recipe comes first, its settings after it: gspo {options.command} RECIPE --table.key VALUE")
     from .signals import Interrupted
@@ -38,6 +43,20 @@ def main(words: Sequence[str] | None = None) -> int:
     except _expected_errors() as error:
         _say(str(error))
         return 1
+
+
+def _read_only(options: argparse.Namespace) -> int:
+    """A command that only reads records: torch, and the errors of rooms that need it, are not imported for it."""
+    from .reporting.records import RecordsError
+
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, RecordsError) as error:
+        _say(str(error))
+        return 1
+    return 0
 
 
 def _say(sentence: str) -> None:
@@ -80,10 +99,27 @@ def _parser() -> argparse.ArgumentParser:
     both.add_argument("second", type=Path, help="the other one")
     both.add_argument("--output", type=Path, help="also write the comparison there, as JSON")
     both.set_defaults(run=_compare_evaluations)
+    _add_read_only(commands)
+    return parser
+
+
+def _add_read_only(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser("report", help="write a run's report.html", description="Write RUN/report.html.")
     report.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run")
     report.set_defaults(run=_report)
-    return parser
+    text = "runs side by side, with bands and intervals over seeds"
+    about = "Runs that differ in nothing but the seed are one arm. Prints final scores and writes a page with the curves."
+    both = commands.add_parser("compare", help=text, description=about, allow_abbrev=False)
+    both.add_argument("folders", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    both.add_argument("--by", choices=("steps", "samples", "seconds", "gpu-seconds"), default="steps", help="along what")
+    both.add_argument("--output", type=Path, default=Path("comparison.html"), metavar="FILE", help="the page")
+    both.set_defaults(run=_compare)
+    text = "a run's report, live, while it trains"
+    about = "Serve the report of a run on the loopback address, drawn anew as the run goes on, until Ctrl-C."
+    watch = commands.add_parser("watch", help=text, description=about, allow_abbrev=False)
+    watch.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run")
+    watch.add_argument("--port", type=_port, default=0, help="0, the default, takes any that is free")
+    watch.set_defaults(run=_watch)
 
 
 def _add_evaluation(command: argparse.ArgumentParser) -> None:
@@ -203,14 +239,40 @@ def _positive(word: str) -> int:
     return int(word)
 
 
-def _report(options: argparse.Namespace, overrides: list[str]) -> None:
-    from .recipe import RecipeError
+def _port(word: str) -> int:
+    if not word.isascii() or not word.isdecimal() or int(word) > 65535:
+        raise argparse.ArgumentTypeError(f"{word!r} is no port: 0 to 65535")
+    return int(word)
+
+
+def _report(options: argparse.Namespace) -> None:
     from .reporting.html import write_report
 
-    try:
-        print(f"report: {write_report(options.folder)}")
-    except (OSError, ValueError) as error:  # a folder that is no run, or damaged records; both name the file
-        raise RecipeError(str(error)) from error
+    print(f"report: {write_report(options.folder)}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from .reporting.compare import compare, footnotes, require_page, table, write_page
+
+    require_page(options.output)
+    comparison = compare(options.folders, options.by)
+    page = write_page(comparison, options.output)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # nobody's window: a file or a pipe, where a folded table cannot be read
+    console.print(table(comparison))
+    for sentence in footnotes(comparison):
+        console.print(Text(sentence))
+    print(f"page: {page}")
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from .reporting.watch import watch
+
+    watch(options.folder, port=options.port)
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:

@@ -43,11 +43,14 @@ def _turn_rewards(scored: Scored, rewards: Sequence[Reward]) -> list[float] | No
 
 
 def trajectory(
-    sample: Sample, advantage: float | Sequence[float] = 0.0, reference_logprobs: np.ndarray | None = None
+    sample: Sample,
+    advantage: float | Sequence[float] = 0.0,
+    reference_logprobs: np.ndarray | None = None,
+    version: int | None = None,
 ) -> Trajectory:
     """The tokens of a sample as they were read and sampled; those between responses are in its context and not trained on.
 
-    advantage: of the sample, or of each of its turns.
+    advantage: of the sample, or of each of its turns. version: the policy's, by which tokens are stale; None: none is.
     """
     prompt = np.array(sample.prompt.token_ids, np.int64)
     sampled = [turn.completion.token_ids for turn in sample.turns] or [sample.completion.token_ids]
@@ -61,6 +64,17 @@ def trajectory(
         advantage_T = np.repeat(np.array(advantage, np.float32), [len(ids) for ids in sampled])
     else:
         advantage_T = advantage
-    group, logprobs = sample.prompt.id, sample.completion.logprobs
-    experts = sample.completion.routed_experts
-    return Trajectory(sample.id, group, tokens, trained, logprobs, advantage_T, reference_logprobs, experts)
+    completion, stale = sample.completion, None
+    if version is not None and completion.weight_version < version:  # versions only grow
+        stale = completion.version_T < version
+    return Trajectory(
+        id=sample.id,
+        group=sample.prompt.id,
+        token_ids=tokens,
+        trained=trained,
+        engine_logprobs=completion.logprobs,
+        advantage=advantage_T,
+        reference_logprobs=reference_logprobs,
+        stale=stale,
+        routed_experts=completion.routed_experts,
+    )

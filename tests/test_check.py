@@ -11,6 +11,7 @@ from conftest import values
 from gspo.check import NUM_SHOWN, REFUSAL, check_recipe
 from gspo.cli import main
 from gspo.config import JudgeReward, ModelReward
+from gspo.data import DataError
 from gspo.recipe import build
 from gspo.rewards import RewardError
 
@@ -172,6 +173,26 @@ def test_rewards_without_full_marks_are_named(recipe):
     checked = check_recipe(recipe(penalty, {"type": "exact"}))
     assert checked.num_failed == 0 and "reward length_penalty: no value of it means" in checked.text
     assert "nothing was tried" in check_recipe(recipe(penalty)).text
+
+
+def test_an_episodes_reward_is_not_asked_about_single_answers(recipe):
+    checked = check_recipe(recipe({"type": "environment"}, environment={"type": "tools", "tools": ["calculator"]}))
+    assert checked.num_failed == 0 and "reward environment: no value of it means" in checked.text
+    assert checked.text.endswith("nothing was tried")
+
+
+@pytest.mark.parametrize("fence", ["optional", "required"])
+def test_tests_are_held_to_a_program_that_is_right(recipe, tmp_path, fence):
+    reward = {"type": "code", "solution": "solution", "fence": fence}
+    config = recipe(reward, model__create__alphabet=ALPHABET + "\n")
+    right, wrong = "f = lambda a: a + 1", "f = lambda a: a - 1"
+    rows = [{"prompt": f"f {n}?", "answer": "assert f(1) == 2", "solution": s} for n, s in enumerate((right, wrong))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert failed(config) == [(1, "code", "gold", 0.0)]
+    del rows[1]["solution"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="column solution, named as solution, holds no program"):
+        check_recipe(config)
 
 
 def test_the_limit_counts_rows_of_each_source(recipe, tmp_path):

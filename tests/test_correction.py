@@ -20,7 +20,7 @@ from gspo.objectives import KL, OBJECTIVES, Clip, pack
 from gspo.recipe import RecipeError
 from gspo.reporting.names import table_key
 from gspo.training.correction import correction_weights, weighted
-from gspo.training.diagnosis import correction_metrics
+from gspo.training.diagnosis import correction_metrics, mismatch_metrics
 from gspo.training.optimizer import Optimizer
 from gspo.training.update import Skips, pack_minibatches, update
 
@@ -270,3 +270,21 @@ def test_a_whole_run_logs_the_weights(tmp_path, name, choice):
         assert all(table_key(key) for key in row)
     off_run = train(tiny_config(tmp_path, name="off"))
     assert not [key for key in json.loads((off_run / "metrics.jsonl").read_text().splitlines()[0]) if "correction" in key]
+
+
+@pytest.mark.parametrize("name", ["gspo", "grpo"])
+def test_a_weight_of_0_does_not_hide_the_clip_decisions_that_differ(tmp_path, name):
+    """The engine's side is off by more than the clip range, and the mask takes every sample out of the update."""
+    masked = {"level": "sequence_mean", "mode": "mask", "high": 1.0001, "low": 0.9999}
+    told = []
+    for correction in (None, masked):
+        policy = tiny_policy()
+        off = [replace(t, engine_logprobs=t.engine_logprobs + np.float32(0.5)) for t in sampled(policy, PROMPTS)]
+        changes = {"rollout__old_logprobs": "trainer", "rollout__correction": correction, "objective__name": name}
+        config = tiny_config(tmp_path, **changes)
+        parts = pack_minibatches(off, config, seed=0, device=policy.device)[:1]
+        out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
+        told.append(mismatch_metrics(out.ratios, recomputed=False))
+    assert all(r.limited is not None and r.limited.all() for r in out.ratios[0])
+    assert told[0]["mismatch/decisions_differ"] == told[1]["mismatch/decisions_differ"] > 0
+    assert told[0]["mismatch/decisions"] == told[1]["mismatch/decisions"]

@@ -71,12 +71,16 @@ def test_an_epochs_order_depends_on_seed_and_epoch_alone(seed):
     assert take(prompts, Cursor(1, 0), 50, seed)[0] == second
 
 
+def test_taking_nothing_leaves_the_cursor_where_it_is():
+    assert take([prompt(row) for row in range(3)], Cursor(2, 1), 0, 0) == ([], Cursor(2, 1))
+
+
 def test_a_cursor_that_does_not_fit_is_refused_with_both_numbers():
     prompts = [prompt(row) for row in range(3)]
     with pytest.raises(DataError, match="4 prompts at once from 3"):
         take(prompts, Cursor(), 4, 0)
-    with pytest.raises(DataError, match="0 prompts"):
-        take(prompts, Cursor(), 0, 0)
+    with pytest.raises(DataError, match="-1 prompts"):
+        take(prompts, Cursor(), -1, 0)
     with pytest.raises(DataError, match="prompt 3 of an epoch, but there are 3 prompts: the data have changed"):
         take(prompts, Cursor(0, 3), 1, 0)
     for state in ({"epoch": 1}, {"epoch": 1, "index": -1}, {"epoch": 1.0, "index": 0}, {"epoch": 0, "index": 0, "x": 0}):

@@ -117,6 +117,18 @@ def test_several_ranks_draw_the_samples_of_one(jobs, size):
     assert one == many and len(many) == 16
 
 
+def test_which_samples_are_suspended_does_not_depend_on_the_number_of_ranks(jobs):
+    waiting = []
+    for size in (1, 2):
+        succeeded(jobs, f"partial-{size}")
+        saved = jobs / f"partial-{size}/tiny/checkpoints/step-000003/state.json"
+        waiting.append(json.loads(saved.read_text(), parse_float=lambda text: None))  # but for rounding
+    assert waiting[0]["waiting"] == waiting[1]["waiting"] and len(waiting[0]["waiting"]) > 1
+    for step in (1, 2, 3):
+        one, two = ([(s["id"], s["response"]) for s in samples(jobs / f"partial-{n}", step)] for n in (1, 2))
+        assert one == two
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_records_hold_all_ranks_and_are_written_once(jobs, size):
     one, many = rows(jobs / "run-1"), rows(jobs / f"run-{size}")

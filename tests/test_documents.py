@@ -21,7 +21,7 @@ from gspo.types import Completion, Prompt, Sample
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "evidence").glob("*.md")])
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
@@ -95,7 +95,7 @@ def test_every_command_names_what_exists(path):
         extras = re.findall(r"\.\[([\w,]+)\]", " ".join(words))
         assert not [e for found in extras for e in found.split(",") if e not in EXTRAS], words
         if words[0] == "gspo" and "--help" not in words:
-            assert words[1] in ("train", "sft", "eval", "compare-evals", "check", "report"), words
+            assert words[1] in ("train", "sft", "eval", "compare-evals", "check", "report", "compare", "watch"), words
         if words[0] == "gspo" and len(words) > 2:  # two words name the command, and do not call it
             options, overrides = cli._parser().parse_known_args(words[1:])
             if getattr(options, "suites", None):

@@ -147,7 +147,7 @@ def test_help_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     text, _, modules = done.stdout.partition("MODULES ")
     assert not {"torch", "pydantic", "numpy", "transformers", "rich"} & set(modules.split())
-    assert all(command in text for command in ("train", "sft", "eval", "check", "report"))
+    assert all(command in text for command in ("train", "sft", "eval", "check", "report", "compare", "watch"))
 
 
 def test_help_answers_within_half_a_second():

@@ -18,6 +18,7 @@ from test_kernels import needs_compiler
 
 from gspo.loop import train
 from gspo.recipe import RecipeError
+from gspo.training.flops import FlopCounter
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import TrainingError, make_micro_batches
 from gspo.training.policy import ModelError
@@ -239,3 +240,27 @@ def test_two_ranks_replay_and_count_what_one_does(tmp_path):
         for key in told:
             if key not in ("idle", "moe/replay_bytes"):  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)
+
+
+def test_experts_are_computed_by_the_grouped_product_as_one_after_the_other():
+    policy = moe_policy()
+    (micro,) = make_micro_batches(sampled(policy, PROMPTS), token_budget=1000)
+    found = {}
+    for way in (policy.model.get_experts_implementation()[""], "eager"):
+        policy.model.set_experts_implementation(way)
+        logp_T = policy.score(micro)[0]
+        policy.model.zero_grad()
+        logp_T.sum().backward()
+        found[way] = logp_T.detach(), {name: p.grad.clone() for name, p in policy.trainable.items()}
+    (logp_T, gradients), other = found["grouped_mm"], found["eager"]
+    torch.testing.assert_close(logp_T, other[0])
+    assert all(float((gradients[k] - g).norm()) <= 1e-5 * float(g.norm()) for k, g in other[1].items())
+
+
+def test_of_stacked_experts_those_count_as_arithmetic_that_compute_a_token():
+    policy = moe_policy()
+    experts = sum(p.numel() for name, p in policy.model.named_parameters() if ".experts." in name)
+    routing, counted = policy.routing, FlopCounter(policy).body
+    policy.routing = None
+    idle = 1 - routing.top_k / routing.num_experts
+    assert 0 < idle < 1 and FlopCounter(policy).body - counted == pytest.approx(2 * experts * idle)

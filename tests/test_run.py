@@ -176,10 +176,10 @@ def test_a_signal_in_a_reward_is_no_failure_of_the_reward(tmp_path):
 def test_a_loss_that_is_not_finite_is_skipped_counted_and_recorded_as_null(tmp_path, monkeypatch):
     wanted = update_module._accumulate
 
-    def once(policy, *rest):
-        one = wanted(policy, *rest)
-        if policy.version == 0:
-            next(iter(policy.trainable.values())).grad.fill_(float("inf"))
+    def once(scorer, *rest):
+        one = wanted(scorer, *rest)
+        if scorer.policy.version == 0:
+            next(iter(scorer.policy.trainable.values())).grad.fill_(float("inf"))
             return replace(one, loss=torch.tensor(float("inf")))
         return one
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,3 +219,38 @@ def test_search_finds_rare_words_first_and_stays_in_its_folder(tmp_path):
     assert found.startswith("[a.md]\nthe zebra\n\n[a.md]\nthe the") and "secret" not in found
     assert found.endswith("(not searched, too large: large.txt)")
     assert search("yak", str(folder)).startswith("no passage")
+
+
+PARENT = """
+import sys, threading
+from gspo.config import ToolEnvironment
+from gspo.environments.pool import Pool
+pool = Pool(ToolEnvironment(tools=[sys.argv[1]], timeout_s=2.0, workers=1))
+pool.call("misbehave", {"how": "x"})
+print(pool._all[0]._process.pid, flush=True)
+pool.call("misbehave", {"how": "hang"})
+"""
+
+
+def ended_after(process, within_s=20.0):
+    """Seconds until it is gone, or dead and not yet buried; None if it goes on."""
+    start = time.monotonic()
+    while time.monotonic() < start + within_s:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return time.monotonic() - start
+        time.sleep(0.05)
+    return None
+
+
+def test_a_tool_that_hangs_ends_though_the_trainer_was_killed():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, f"{FILE}:misbehave"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with parent:
+        process = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.5)
+        parent.kill()
+        parent.wait(5)
+    assert ended_after(process) is not None

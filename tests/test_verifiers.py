@@ -43,11 +43,14 @@ def package(monkeypatch):
     """A module with the interface of verifiers 0.1."""
     module = types.ModuleType("verifiers")
 
-    class SingleTurnEnv:
+    class MultiTurnEnv:
+        pass
+
+    class SingleTurnEnv(MultiTurnEnv):
         def __init__(self, rubric):
             self.rubric, self.get_dataset = rubric, lambda: ROWS
 
-    class ToolEnv:
+    class EnvGroup:
         pass
 
     made = {
@@ -55,9 +58,9 @@ def package(monkeypatch):
         "several": lambda: SingleTurnEnv(types.SimpleNamespace(rubrics=[Rubric([right], [2.0]), Rubric([brief], [1.0])])),
         "broken": lambda: SingleTurnEnv(Rubric([fails], [1.0])),
         "group": lambda: SingleTurnEnv(Rubric([together], [1.0])),
-        "tools": ToolEnv,
+        "several environments": EnvGroup,
     }
-    module.SingleTurnEnv = SingleTurnEnv  # type: ignore[attr-defined]
+    module.SingleTurnEnv, module.MultiTurnEnv = SingleTurnEnv, MultiTurnEnv  # type: ignore[attr-defined]
     module.load_environment = lambda name, **parameters: made[name](**parameters)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "verifiers", module)
     verifiers_package._load.cache_clear()
@@ -87,8 +90,8 @@ def test_a_function_that_fails_is_not_a_reward_of_0(package):
 
 
 def test_what_is_not_supported_is_said(package):
-    with pytest.raises(DataError, match="is a ToolEnv: only those of a single turn"):
-        load_rows(VerifiersSource(environment="tools"))
+    with pytest.raises(DataError, match="is a EnvGroup, not a SingleTurnEnv or MultiTurnEnv"):
+        load_rows(VerifiersSource(environment="several environments"))
     with pytest.raises(DataError, match="cannot load the environment nothing"):
         load_rows(VerifiersSource(environment="nothing"))
     with pytest.raises(DataError, match="has no data for eval"):

@@ -290,8 +290,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr("gspo.rollout.vllm.CPU_CACHE_GIB", 1e-6)
     with pytest.raises(EngineError, match=r"did not start: .*; lower rollout.max_prompt_tokens or max_response_tokens"):
         start(tiny_policy(**SHAPE))
-    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
-    with pytest.raises(EngineError, match=r"did not start: .*; set TMPDIR to a folder"):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/proc/nowhere")
+    with pytest.raises(EngineError, match=r"did not start: .*; set VLLM_CACHE_ROOT to a folder"):
         start(tiny_policy(**SHAPE))
     monkeypatch.undo()
     assert left_behind() == before

@@ -60,15 +60,22 @@ def draw_precisions(name: str) -> None:
 
 
 def draw_printing(name: str) -> None:
-    """What the naive and the guarded reward say of the same responses, in a run that trains on each."""
+    """What the naive and the guarded reward say of the same responses, in runs that train on each: a thin line a seed, a
+    thick one their mean."""
     table = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, trained in zip(axes, ("naive", "guarded"), strict=True):
-        run = [row for row in table if row["trained"] == trained]
-        for reward in ("naive", "guarded"):
-            ax.plot([row["step"] for row in run], [row[reward] for row in run], label=f"{reward} reward")
-        ax.set(title=f"trained on the {trained} reward", xlabel="step", ylim=(0, 1.02))
+        for reward, colour in (("naive", "tab:orange"), ("guarded", "tab:blue")):
+            runs: dict[int, list[float]] = {}
+            for row in table:
+                if row["trained"] == trained:
+                    runs.setdefault(row["seed"], []).append(row[reward])
+            for run in runs.values():
+                ax.plot(range(1, len(run) + 1), run, color=colour, linewidth=0.6, alpha=0.6)
+            means = [sum(values) / len(values) for values in zip(*runs.values(), strict=True)]
+            ax.plot(range(1, len(means) + 1), means, color=colour, linewidth=1.8, label=f"{reward} reward")
+        ax.set(title=f"trained on the {trained} reward, {len(runs)} seeds", xlabel="step", ylim=(0, 1.02))
     axes[0].set(ylabel="share of responses")
     axes[1].legend(frameon=False, loc="lower right")
     figure.savefig(HERE / f"{name}.png", dpi=110)

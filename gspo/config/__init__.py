@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .environment import Environment, EnvironmentConfig, FunctionEnvironment, ToolEnvironment
+from .environment import Environment, EnvironmentConfig, FunctionEnvironment, ToolEnvironment, VerifiersEnvironment
 from .model import CreateConfig, LoraConfig, ModelConfig
 from .rewards import (
     CodeReward,
@@ -98,6 +98,7 @@ __all__ = [
     "ToolEnvironment",
     "TrackingConfig",
     "TrainingConfig",
+    "VerifiersEnvironment",
     "VerifiersReward",
     "VerifiersSource",
     "VllmConfig",

@@ -75,4 +75,23 @@ class ToolEnvironment(EnvironmentConfig):
         return self
 
 
-Environment = Annotated[FunctionEnvironment | ToolEnvironment, Field(discriminator="type")]
+class VerifiersEnvironment(EnvironmentConfig):
+    """An environment of several turns of the package `verifiers` (0.1), which has to be installed beside it; its own limit
+    of turns counts too. Its rubric judges each episode: the reward is of type = "environment", the data of source =
+    "verifiers"."""
+
+    type: Literal["verifiers"] = "verifiers"
+    """Kind of environment."""
+    environment: str
+    """Its name, as `verifiers.load_environment` takes it."""
+    parameters: dict[str, Any] = {}
+    """Keyword arguments of its `load_environment`; those of the data, so that it is loaded once."""
+    call_format: Literal["hermes", "json"] = "hermes"
+    """How the model calls its tools, if it has any; as for type = "tools"."""
+    tell: Literal["template", "nothing"] = "template"
+    """Whether the chat template tells the model of its tools; as for type = "tools"."""
+    workers: int = Field(default=1, gt=0)
+    """Episodes whose `step` runs at the same time, in threads. 1: nothing is asked of its code."""
+
+
+Environment = Annotated[FunctionEnvironment | ToolEnvironment | VerifiersEnvironment, Field(discriminator="type")]

@@ -80,7 +80,7 @@ class ReasoningGymReward(RewardConfig):
 
 
 class VerifiersReward(RewardConfig):
-    """The weighted sum of the reward functions of the `verifiers` environment that the prompt came from."""
+    """The weighted sum of the reward functions of the single-turn `verifiers` environment that the prompt came from."""
 
     type: Literal["verifiers"] = "verifiers"
     """Kind of reward."""
@@ -124,6 +124,9 @@ class CodeReward(RewardConfig):
     given: str | None = None
     """Column with Python that stands before the program, HumanEval's `prompt`: its imports and helpers are there for the
     program and, out of its reach, for the tests. A response without the entry point continues it."""
+    solution: str | None = None
+    """Column with a program that is right, MBPP's `code` or HumanEval's `canonical_solution`. Only `gspo check` runs it,
+    and says that gold answers are unproven where it is unset: tests alone are no answer."""
     fence: Literal["optional", "required"] = "optional"
     """Whether a response without a fenced block is a program as a whole, or scores 0. Optional: base models write none."""
     compare: Literal["tokens", "lines", "exact"] = "tokens"

@@ -95,6 +95,11 @@ class RolloutConfig(SamplingConfig):
     """Responses to each prompt (G). 8: the usual compromise between signal and cost."""
     max_prompt_tokens: int = Field(default=1024, gt=0)
     """Longest prompt after templating; a longer one is a fault of its row."""
+    max_step_tokens: int | None = Field(default=None, gt=0)
+    """Tokens that one sample gets within a step at most; a longer one is suspended and goes on in the next step, under the
+    policy of then. prompts_per_step is then the number of groups in progress, and a step trains on those that are whole.
+    docs/environments.md has the rules. None: no step waits for another, but all for the longest sample; tokens of earlier
+    policies are a cost that only long tails are worth."""
     max_rows: int = Field(default=256, gt=0)
     """Responses generated at the same time; the rest wait and refill finished rows. Bounds the KV cache."""
     old_logprobs: Literal["auto", "engine", "trainer"] = "auto"
@@ -114,6 +119,15 @@ class RolloutConfig(SamplingConfig):
             raise ValueError(
                 "correction weighs by the trainer's old log-probabilities, of which "
                 f'old_logprobs = "{self.old_logprobs}" may lack some: use old_logprobs = "trainer", or leave correction out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_shorter_than_samples(self) -> Self:
+        if self.max_step_tokens is not None and self.max_step_tokens >= self.max_response_tokens:
+            raise ValueError(
+                f"max_step_tokens = {self.max_step_tokens} suspends nothing, as no sample has more than "
+                f"max_response_tokens = {self.max_response_tokens}: use a smaller number, or leave it out"
             )
         return self
 

@@ -80,8 +80,8 @@ class ReasoningGymSource(SourceConfig):
 
 
 class VerifiersSource(SourceConfig):
-    """The data of a single-turn environment of the package `verifiers` (0.1), which has to be installed beside it. Its
-    rewards are [[rewards]] with type = "verifiers"."""
+    """The data of an environment of the package `verifiers` (0.1), which has to be installed beside it. Of a single turn
+    its rewards are [[rewards]] with type = "verifiers"; an [environment] with type = "verifiers" plays several turns."""
 
     source: Literal["verifiers"] = "verifiers"
     """Kind of source."""

@@ -39,11 +39,11 @@ def take(prompts: Sequence[Prompt], cursor: Cursor, n: int, seed: int) -> tuple[
     Each epoch is a permutation of all prompts, drawn from (seed, epoch) alone. A batch that crosses an epoch's end takes
     the rest and goes on with the next epoch: how the stream is cut into batches changes nothing in it.
 
-    prompts [prompts] · n: prompts to take, at most len(prompts). Raises DataError if n is larger or below 1, and if the
+    prompts [prompts] · n: prompts to take, 0 to len(prompts). Raises DataError if it is another number, and if the
     cursor lies outside the prompts, as it does when the data have changed since it was saved.
     """
-    if not 1 <= n <= len(prompts):
-        raise DataError(f"cannot take {n} prompts at once from {len(prompts)}: take 1 to {len(prompts)}")
+    if not 0 <= n <= len(prompts):
+        raise DataError(f"cannot take {n} prompts at once from {len(prompts)}: take 0 to {len(prompts)}")
     if cursor.index >= len(prompts):
         raise DataError(
             f"the cursor stands at prompt {cursor.index} of an epoch, but there are {len(prompts)} prompts: "

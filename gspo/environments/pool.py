@@ -73,7 +73,7 @@ class _Process:
         return bool(ok), output
 
     def _start(self) -> subprocess.Popen[bytes]:
-        setting = self.config.model_dump(include={"tools", "parameters", "max_output_characters"})
+        setting = self.config.model_dump(include={"tools", "parameters", "timeout_s", "max_output_characters"})
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._rest = b""
         process = self._process = subprocess.Popen(

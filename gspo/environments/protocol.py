@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..types import Message, Reply
+from ..types import Message, Reply, Turn
 
 
 class EpisodeError(Exception):
@@ -38,11 +38,17 @@ class Environment:
     """Episodes whose step runs at the same time, in threads."""
     close: Callable[[], None] = lambda: None
     """Gives back what it holds: processes."""
+    resume: Callable[[Mapping[str, Any], Sequence[Turn]], Episode] | None = None
+    """An episode as it was after these turns, from the columns of the prompt's row. None: it is started and asked again."""
 
     @property
     def is_single_turn(self) -> bool:
         """Whether no reply is ever read by the model."""
         return self.max_turns == 1
+
+    def resumed(self, columns: Mapping[str, Any], turns: Sequence[Turn]) -> Episode:
+        """An episode after these turns where `resume` can tell, else a new one."""
+        return self.resume(columns, turns) if self.resume and turns else self.start(columns)
 
 
 class _Once:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..config import EnvironmentConfig, FunctionEnvironment, ToolEnvironment
+from ..config import EnvironmentConfig, FunctionEnvironment, ToolEnvironment, VerifiersEnvironment
 from ..functions import FunctionError, check_arguments, load_function
 from .protocol import SINGLE_TURN, Environment, EpisodeError
 from .schemas import schemas
 from .tool_calling import tools
+from .verifiers_turns import oai_tools, verifiers
 
 
 def own_function(config: FunctionEnvironment) -> Environment:
@@ -31,6 +32,7 @@ def own_function(config: FunctionEnvironment) -> Environment:
 BUILDERS: dict[type[EnvironmentConfig], Callable[[Any], Environment]] = {
     FunctionEnvironment: own_function,
     ToolEnvironment: tools,
+    VerifiersEnvironment: verifiers,
 }
 
 
@@ -40,12 +42,22 @@ def open_environment(config: EnvironmentConfig | None) -> Environment:
 
 
 def reply_roles(config: EnvironmentConfig | None) -> tuple[str, ...]:
-    """Roles of the messages that the model reads between its responses; none where it reads none."""
-    if config is None or config.max_turns == 1:
-        return ()
-    return (config.role,) if isinstance(config, ToolEnvironment) else tuple(config.roles)  # type: ignore[attr-defined]
+    """Roles of the messages that the model reads between its responses; none where it reads none. Raises EpisodeError."""
+    match config:
+        case EnvironmentConfig(max_turns=1) | None:
+            return ()
+        case ToolEnvironment():
+            return (config.role,)
+        case VerifiersEnvironment():
+            return ("tool",) if oai_tools(config) else ("user",)
+    return tuple(config.roles)  # type: ignore[attr-defined]
 
 
 def tool_schemas(config: EnvironmentConfig | None) -> tuple[Mapping[str, Any], ...]:
     """The schemas that the chat template tells the model of, without opening the environment. Raises EpisodeError."""
-    return schemas(config) if isinstance(config, ToolEnvironment) and config.tell == "template" else ()
+    match config:
+        case ToolEnvironment(tell="template"):
+            return schemas(config)
+        case VerifiersEnvironment(tell="template"):
+            return oai_tools(config)
+    return ()

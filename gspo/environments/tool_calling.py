@@ -23,14 +23,15 @@ def tools(config: ToolEnvironment) -> Environment:
         max_turn_tokens=config.max_turn_tokens,
         workers=config.workers,
         close=pool.close,
+        resume=lambda columns, turns: ToolEpisode(config, pool, sum(len(turn.reply.calls) for turn in turns)),
     )
 
 
 class ToolEpisode:
     """One episode: how many calls it has made."""
 
-    def __init__(self, config: ToolEnvironment, pool: Pool) -> None:
-        self.config, self.pool, self.num_calls = config, pool, 0
+    def __init__(self, config: ToolEnvironment, pool: Pool, num_calls: int = 0) -> None:
+        self.config, self.pool, self.num_calls = config, pool, num_calls
         self.names = [tool_name(spec) for spec in config.tools]
 
     def step(self, messages: Sequence[Message]) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,15 @@ from pydantic import ValidationError, validate_call
 
 from .schemas import find_tool, tool_name
 
+GRACE_S = 1.0
+"""Seconds beyond its limit after which a call ends the process: the trainer, if there is one, has long killed it."""
+
 
 def main() -> None:
-    """Serve until the pipe ends. What tools print goes to standard error and not between the lines."""
+    """Serve until the pipe ends. What tools print goes to standard error and not between the lines. A call that outlives
+    its limit although nobody kills it ends the process: the trainer, who would have, is gone."""
     config = json.loads(sys.argv[1])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills, even inside one long operation in C
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     tools = {tool_name(spec): validate_call(find_tool(spec)) for spec in config["tools"]}
@@ -24,7 +30,9 @@ def main() -> None:
     for line in sys.stdin:
         call = json.loads(line)
         given = config["parameters"].get(call["name"], {})
+        signal.setitimer(signal.ITIMER_REAL, config["timeout_s"] + GRACE_S)
         ok, output = run(tools[call["name"]], call["arguments"], given)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps([ok, cut(output, config["max_output_characters"])]), file=answers, flush=True)
 
 

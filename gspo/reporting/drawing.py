@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .names import LENGTHS, QUANTILES, table_key
-from .svg import BAND, EDGE, MUTED, SERIES
+from .svg import BAND, EDGE, GRID, MUTED, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+SAMPLES = "samples: "
+"""Before the key of a line of samples/step-N.jsonl, where a figure names what it is drawn from."""
 
 FILL_POINTS = 600  # filled areas are not simplified by the SVG writer: beyond this, neighbours are averaged
 
@@ -26,6 +29,8 @@ class Run:
     """Rows of metrics.jsonl, by step."""
     clip: tuple[float, float] | None = None
     """How far below and above 1 the ratio is clipped, or None where the configuration does not say."""
+    lines: Sequence[Mapping[str, Any]] = ()
+    """Lines of samples/step-N.jsonl, of the steps that the page holds."""
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps [n] and values [n] (or [n, list length]) of the rows that hold a value for the key."""
@@ -35,7 +40,14 @@ class Run:
     def keys(self, wanted: Sequence[str]) -> list[str]:
         """The run's keys that hold a value and fall under the wanted keys of the table, in that order."""
         held = dict.fromkeys(key for row in self.rows for key, value in row.items() if value is not None)
-        return [key for want in wanted for key in held if table_key(key) == want]
+        found = [key for want in wanted for key in held if want in (key, table_key(key))]
+        return found + [want for want in wanted if want.startswith(SAMPLES) and self.has_sampled(want)]
+
+    def has_sampled(self, wanted: str) -> bool:
+        """Whether a line of the samples holds the key, `tokens/engine_gap` the key of a table in it."""
+        table, _, inner = wanted.removeprefix(SAMPLES).partition("/")
+        values = (line[table] for line in self.lines if line.get(table) is not None)
+        return any((value.get(inner) if inner else value) is not None for value in values)
 
 
 Draw = Callable[["Axes", Run, Sequence[str]], None]
@@ -62,13 +74,15 @@ def binned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return np.add.reduceat(steps, starts) / counts, means
 
 
-def _line(axes: Axes, steps: np.ndarray, values: np.ndarray, mean: np.ndarray, colour: str, label: str) -> None:
+def _line(
+    axes: Axes, steps: np.ndarray, values: np.ndarray, mean: np.ndarray, colour: str, label: str, width: float = 1.7
+) -> None:
     """Thin as measured, thick as the mean given; a single point is a dot."""
     if len(steps) == 1:
         axes.plot(steps, values, "o", color=colour, label=label)
         return
     axes.plot(steps, values, color=colour, alpha=0.28, linewidth=0.9)
-    axes.plot(steps, mean, color=colour, label=label)
+    axes.plot(steps, mean, color=colour, label=label, linewidth=width)
 
 
 def lines(labels: Mapping[str, str], *, percent: bool = False, bottom: float | None = 0.0, exact: bool = False) -> Draw:
@@ -93,38 +107,74 @@ def lines(labels: Mapping[str, str], *, percent: bool = False, bottom: float | N
 
 
 def log_lines(labels: Mapping[str, str], *, percent: bool = False) -> Draw:
-    """Absolute values of keys as lines on a log scale; what is 0 lies on the lower edge."""
+    """Absolute values of keys as lines on a log scale; what is 0 lies on a lane of its own, below the scale."""
 
     def draw(axes: Axes, run: Run, keys: Sequence[str]) -> None:
-        from matplotlib.ticker import NullFormatter
-
-        positive = np.abs(np.concatenate([run.series(key)[1] for key in keys]))
-        positive = positive[positive > 0]
+        shown = {key: run.series(key) for key in labels if key in keys}
+        sizes = np.abs(np.concatenate([values for _, values in shown.values()]))
+        positive = sizes[sizes > 0]
         floor = 10 ** math.floor(math.log10(positive.min())) if len(positive) else 1e-4
+        top = 10 ** math.ceil(math.log10(positive.max()) + 1e-9) if len(positive) else 1.0
         axes.set_yscale("log")
+        step = (top / floor) ** 0.055  # lanes of zero by series, just below the scale
         for i, (key, label) in enumerate(labels.items()):
-            if key in keys:
-                steps, values = run.series(key)
-                sizes = np.abs(values)
-                _line(axes, steps, np.maximum(sizes, floor), np.maximum(smooth(sizes), floor), SERIES[i], label)
-        axes.set_ylim(floor, 10 ** math.ceil(math.log10(positive.max()) + 1e-9) if len(positive) else 1)
-        axes.yaxis.set_major_formatter(_percent if percent else _power)
-        axes.yaxis.set_minor_formatter(NullFormatter())
+            if key in shown:
+                steps, values = shown[key]
+                with np.errstate(invalid="ignore"):
+                    thin, thick = (np.where(v > 0, v, np.nan) for v in (np.abs(values), smooth(np.abs(values))))
+                width = 3.2 if i == 0 and len(shown) > 1 else 1.6  # so that of equal lines both are seen
+                _line(axes, steps, thin, thick, SERIES[i], label, width)
+                _zeros(axes, steps[values == 0], floor / step ** (1 + 0.6 * i), SERIES[i])
+        zero = floor / step ** (1 + 0.3 * (len(labels) - 1)) if (sizes == 0).any() else None
+        axes.set_ylim(floor if zero is None else floor / step ** (2 + 0.6 * (len(labels) - 1)), top)
+        _log_ticks(axes, floor, top, zero, share if percent else power)
 
     return draw
+
+
+def _zeros(axes: Axes, steps: np.ndarray, lane: float, colour: str) -> None:
+    """A dash for each step at which the value was 0."""
+    if len(steps):
+        axes.plot(*_dashes(steps, lane), color=colour, linewidth=2.4, solid_capstyle="butt")
+
+
+def _dashes(steps: np.ndarray, lane: float) -> tuple[np.ndarray, np.ndarray]:
+    starts = steps[np.diff(steps, prepend=-np.inf) > 1]
+    ends = steps[np.diff(steps, append=np.inf) > 1]
+    x = np.stack([starts - 0.45, ends + 0.45, np.full(len(starts), np.nan)], 1)
+    return x.ravel(), np.where(np.isnan(x), np.nan, lane).ravel()
+
+
+def _log_ticks(axes: Axes, floor: float, top: float, zero: float | None, name: Callable[[float], str]) -> None:
+    """Ticks at powers of ten, seven at most, and one of the lane of zeros."""
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+    low, high = round(math.log10(floor)), round(math.log10(top))
+    every = -(-(high - low) // 7) or 1
+    places = [m * 10.0**e for e in range(low, high) for m in (1, 2, 5)] if high - low == 1 else []
+    places = [*places, top] if places else [10.0**e for e in range(high, low - 1, -every)]
+    names = {place: name(place) for place in places}
+    if zero is not None:
+        places, names = [zero, *places], names | {zero: "0"}
+        axes.axhline(floor, color=GRID, linewidth=0.8)
+    axes.yaxis.set_major_locator(FixedLocator(places))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda place, _: names.get(place, ""))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _share_axis(axes: Axes, bottom: float | None) -> None:
     high = max(axes.get_ylim()[1], 1e-3)
     axes.set_ylim(bottom, 1.02 if high > 0.6 else high)
-    axes.yaxis.set_major_formatter(_percent)
+    axes.yaxis.set_major_formatter(share)
 
 
-def _percent(value: float, _: float | None = None) -> str:
+def share(value: float, _: float | None = None) -> str:
+    """0.025 -> 2.5%, as a formatter of ticks."""
     return f"{100 * value:.10g}%"
 
 
-def _power(value: float, _: float | None = None) -> str:
+def power(value: float, _: float | None = None) -> str:
     """0.001 -> 10⁻³, with letters of the page's own fonts."""
     if value == 0:
         return "0"
@@ -165,7 +215,6 @@ def quantiles(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     steps, values = run.series(keys[0])
     logs = _log(values)
     limit = ratio_limit(run)
-    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
     if run.clip:
         low, high = math.log1p(-run.clip[0]), math.log1p(run.clip[1])
         axes.axhspan(low, high, color=BAND, linewidth=0, label="clip band")
@@ -177,9 +226,18 @@ def quantiles(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     axes.plot(steps, at[0.0], color=MUTED, linewidth=0.7, label="least, largest")
     axes.plot(steps, at[1.0], color=MUTED, linewidth=0.7)
     axes.plot(steps, at[0.5], color=SERIES[0], label="median")
+    signed_log_axis(axes, limit, 1e-4)
+
+
+def signed_log_axis(axes: Axes, limit: float, linear: float) -> None:
+    """A y axis from -limit to limit, linear within `linear` of 0 and logarithmic outside, with seven ticks at most."""
+    first, last = round(math.log10(linear)), math.floor(math.log10(limit) + 1e-9)
+    every = -(-(last - first + 1) // 3) or 1
+    sizes = [10.0**e for e in range(last, first - (every == 1), -every)]  # of many none at `linear`: it would touch the 0
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
     axes.set_ylim(-limit, limit)
-    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
-    axes.yaxis.set_major_formatter(_power)
+    axes.set_yticks([sign * size for size in sizes for sign in (-1, 1)] + [0.0])
+    axes.yaxis.set_major_formatter(power)
 
 
 def _log(ratios: np.ndarray) -> np.ndarray:
@@ -246,7 +304,6 @@ def mismatch_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     mean, std, num = pooled_by_length(run)
     shown = np.flatnonzero(num)
     centre, spread = mean[shown] - 1, np.nan_to_num(std[shown])
-    axes.set_yscale("symlog", linthresh=1e-4, linscale=0.5)
     if run.clip:
         axes.axhspan(-run.clip[0], run.clip[1], color=BAND, linewidth=0, label="clip band")
         axes.axhline(-run.clip[0], color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)))
@@ -254,9 +311,7 @@ def mismatch_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
     axes.vlines(shown, centre - spread, centre + spread, color=SERIES[0], linewidth=5, alpha=0.35, label="± deviation")
     axes.plot(shown, centre, "o", color=SERIES[0], markersize=4, label="mean of s - 1")
     limit = max([1e-3, *np.abs(centre) + spread, *(run.clip or ())]) * 1.3
-    axes.set_ylim(-limit, limit)
-    axes.set_yticks([sign * 10.0**e for e in range(-4, 2) for sign in (-1, 1) if 10.0**e <= limit] + [0.0])
-    axes.yaxis.set_major_formatter(_power)
+    signed_log_axis(axes, limit, 1e-4)
     _length_axis(axes, shown)
 
 
@@ -270,7 +325,7 @@ def deviation_by_length(axes: Axes, run: Run, keys: Sequence[str]) -> None:
         axes.axhline(min(run.clip), color=EDGE, linewidth=1.2, linestyle=(0, (4, 2)), label="narrower clip bound")
     sizes = [*std[shown], *(run.clip or ())] or [1.0]
     axes.set_ylim(10 ** math.floor(math.log10(min(sizes))), 10 ** math.ceil(math.log10(max(sizes)) + 1e-9))
-    axes.yaxis.set_major_formatter(_power)
+    axes.yaxis.set_major_formatter(power)
     _length_axis(axes, shown)
 
 

@@ -20,6 +20,7 @@ from .drawing import (
     rewards,
     seconds,
 )
+from .pictures import by_layer, engine_by_trainer, gap_by_trainer, histogram, ratio_by_length
 from .svg import figure_svg
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Panel:
     """Keys of the table that it is drawn from; those that a run lacks are left out, and named below the figure."""
     draw: Draw
     """What is drawn."""
-    by: Literal["step", "length"] = "step"
-    """What the x axis is: steps, or bins of response lengths, which the drawing itself sets."""
+    by: Literal["step", "length", "log-ratio", "log-probability"] = "step"
+    """What the x axis is: steps, or something that the drawing itself sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _on_axes(panel: Panel, run: Run, keys: Sequence[str]) -> Callable[[Axes], No
         from matplotlib.ticker import MaxNLocator
 
         panel.draw(axes, run, keys)
-        if panel.by == "length":
+        if panel.by != "step":
             return
         steps = [row["step"] for row in run.rows]
         axes.set_xlim(min(steps), max(max(steps), min(steps) + 1))
@@ -105,6 +106,7 @@ def _panel(draw: Callable[..., Draw], labels: dict[str, str], title: str = "", *
 
 
 _CLIPPED = {"clip/sequence": "sequences", "clip/token": "tokens", "clip/outside_band": "ratios outside the band"}
+_COMPARED = ("samples: tokens/engine_gap",)
 _STAGES = {
     "time/collect_s": "collect",
     "time/score_s": "score",
@@ -182,25 +184,39 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
                 ),
             ),
             FigureSpec(
-                "clipped",
-                "Clipped shares",
-                "Clipped: the gradient is zero. Outside the band is another, larger share. Zeros lie on the lower edge.",
-                (_panel(log_lines, _CLIPPED, percent=True),),
-            ),
-            FigureSpec(
-                "loss",
-                "Loss",
-                "The mean over minibatches. Near zero by construction: it says little about progress.",
-                (_panel(lines, {"objective/loss": "loss"}, bottom=None),),
-            ),
-            FigureSpec(
                 "update",
-                "Gradient and learning rate",
-                "Norm of the gradient before it is scaled down, the mean over minibatches.",
+                "Loss, gradient and learning rate",
+                "Means over minibatches. The loss is near zero by construction and says little about progress; the norm of "
+                "the gradient is taken before it is scaled down.",
                 (
+                    _panel(lines, {"objective/loss": "loss"}, "Loss", bottom=None),
                     _panel(log_lines, {"update/grad_norm": "gradient norm"}, "Gradient norm"),
                     _panel(lines, {"update/learning_rate": "learning rate"}, "Learning rate", exact=True),
                 ),
+            ),
+            FigureSpec(
+                "histograms",
+                "Histograms of the ratios",
+                "How often a log-ratio of each size occurs, on the same signed-log axis left and right. gspo clips s and "
+                "grpo single tokens, at the edges of the band. Most of what stands at 0 is the first minibatch, on-policy.",
+                (
+                    Panel("Sequences: log s", ("ratio/sequence_histogram",), histogram, "log-ratio"),
+                    Panel("Tokens: d", ("ratio/token_histogram",), histogram, "log-ratio"),
+                ),
+            ),
+            FigureSpec(
+                "ratio-length",
+                "s against response length",
+                "s - 1 of single responses by their number of tokens: at most 1,000, evenly spread over the steps that "
+                "this page holds. Those of one length stand side by side. Noise averages out with length, drift does not.",
+                (Panel("", ("samples: ratio",), ratio_by_length, "length"),),
+            ),
+            FigureSpec(
+                "clipped",
+                "Clipped shares",
+                "Clipped: the gradient is zero. Outside the band is another, larger share. Steps with a share of exactly 0 "
+                "are dashes below the log scale.",
+                (_panel(log_lines, _CLIPPED, percent=True),),
             ),
         ),
     ),
@@ -210,7 +226,7 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
             FigureSpec(
                 "mismatch",
                 "Engine against trainer, same weights",
-                "What numerics alone do to log-probabilities. Zeros lie on the lower edge of log scales. Decisions are of "
+                "What numerics alone do to log-probabilities. Zeros are dashes below the log scale. Decisions are of "
                 "sequences or tokens, as the objective clips; a share near that of clipped ones means that noise decides.",
                 (
                     _panel(log_lines, {"mismatch/k3": "k3", "mismatch/k1": "|k1|"}, "KL estimates, nats a token"),
@@ -227,6 +243,21 @@ TRAINING: tuple[tuple[str, tuple[FigureSpec, ...]], ...] = (
                 (
                     Panel("Mean of s - 1 and deviation", BY_LENGTH, mismatch_by_length, "length"),
                     Panel("Deviation, log scale", BY_LENGTH, deviation_by_length, "length"),
+                ),
+            ),
+            FigureSpec(
+                "engine-trainer",
+                "Engine against trainer, token by token",
+                "Log-probabilities of recorded tokens with the same weights, at most 1,000. On the dashed line both agree; "
+                "what is too small to see on the left is the height of a point on the right.",
+                (
+                    Panel(
+                        "Engine (up) by trainer (right)",
+                        ("samples: tokens/engine_gap",),
+                        engine_by_trainer,
+                        "log-probability",
+                    ),
+                    Panel("Engine less trainer", ("samples: tokens/engine_gap",), gap_by_trainer, "log-probability"),
                 ),
             ),
         ),
@@ -270,6 +301,19 @@ REFERENCE = FigureSpec(
     (_panel(lines, {"kl/reference": "KL"}, bottom=None),),
 )
 """Drawn only where there is a reference policy."""
+
+FLIPS = FigureSpec(
+    "flips",
+    "Expert flips by layer over time",
+    "Flips: the share of a token's choices of experts that differ. Load: the share of the busiest expert over the mean "
+    "share. By layer, the first at the top, and by step; the stronger the colour, the more.",
+    (
+        Panel("Flips: old against new policy", ("moe/flips_by_layer",), by_layer(percent=True)),
+        Panel("Flips: engine against trainer", ("moe/engine_flips_by_layer",), by_layer(percent=True)),
+        Panel("Load", ("moe/load_by_layer",), by_layer(percent=False)),
+    ),
+)
+"""Drawn only of mixtures of experts."""
 
 COLD_START = FigureSpec(
     "cold-start",

@@ -6,19 +6,24 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .drawing import Run
-from .figures import COLD_START, REFERENCE, TRAINING, Drawn, draw_figures
-from .records import read_metrics, read_samples, sample_steps
+from .figures import COLD_START, FLIPS, REFERENCE, TRAINING, Drawn, draw_figures
+from .pictures import spread
+from .records import read_metrics, read_object, read_samples, sample_steps
+from .strips import CUTS, MAX_BYTES, clips, strips
 from .text import visible
 
 MAX_STEPS, MAX_SAMPLES = 40, 16  # embedded: this many steps, this many samples of each
 MAX_EMBEDDED_BYTES = 3_000_000
 _CUTS = (2000, 1000, 500, 250, 100)  # characters of a text that are embedded; shorter where all would be too large
+
+_STRIPS_AFTER = 3  # sections of figures: one response follows on how far each update goes
 
 _SUMMARY = (  # label, key, format
     ("training reward", "reward/mean", ".3f"),
@@ -41,7 +46,8 @@ def write_report(run_folder: str | Path) -> Path:
     Reads metrics.jsonl, and where they are there cold_start/metrics.jsonl, samples/, config.json and versions.json. The
     page refers to nothing outside itself and forbids the browser to load anything; texts of models are shown, never
     interpreted. Same files, same page, byte for byte, with the same version of matplotlib. Figures that lack metrics
-    are left out and named. Raises FileNotFoundError without metrics.jsonl and ValueError for a file that is damaged.
+    are left out and named; before the first step it holds the cold start and the settings. Raises FileNotFoundError for a
+    folder that is no run, RecordsError for a file that is damaged.
     """
     folder = Path(run_folder)
     path = folder / "report.html"
@@ -58,8 +64,10 @@ def render(folder: Path) -> str:
 
     loader = PackageLoader("gspo.reporting", ".")
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    script, style = (Path(__file__).with_name(f"report.{end}").read_text(encoding="utf-8") for end in ("js", "css"))
-    values = _contents(folder)
+    script, strip_script, style = (_asset(name) for name in ("report.js", "strips.js", "report.css"))
+    script += strip_script
+    steps = _kept_steps(folder)
+    values = _contents(folder, [line for _, lines in steps for line in lines])
     svg = {"svg": Markup}  # ours, made by matplotlib from numbers and labels of this package
     page.filters |= svg
     return page.get_template("report.html.j2").render(
@@ -67,8 +75,12 @@ def render(folder: Path) -> str:
         style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        samples=Markup(embed(_samples(folder))),
+        samples=Markup(embed(_samples(folder, steps) | {"strips": _strips(folder, steps)})),
     )
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def embed(value: Any) -> str:
@@ -79,17 +91,12 @@ def embed(value: Any) -> str:
     return text
 
 
-def spread(num: int, limit: int) -> list[int]:
-    """At most `limit` of the positions 0 to num - 1, evenly spread; the first and the last are among them."""
-    if num <= limit:
-        return list(range(num))
-    return sorted({round(i * (num - 1) / (limit - 1)) for i in range(limit)})
-
-
-def _contents(folder: Path) -> dict[str, Any]:
-    rows = read_metrics(folder)
-    config, versions = _json(folder / "config.json"), _json(folder / "versions.json")
-    sections = _sections(folder, rows, config)
+def _contents(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # Without either file it is no run, which is said.
+    begun = (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists()
+    rows = read_metrics(folder) if begun else []
+    config, versions = read_object(folder / "config.json"), read_object(folder / "versions.json")
+    sections = _sections(folder, Run(rows, _clip(config), lines))
     drawn = [figure for _, figures in sections for figure in figures]
     return {
         "name": visible(str(config.get("name", folder.resolve().name))),
@@ -100,26 +107,17 @@ def _contents(folder: Path) -> dict[str, Any]:
         "config": visible(json.dumps(config, indent=2, ensure_ascii=False)) if config else "",
         "versions": sorted((visible(str(k)), visible(str(v))) for k, v in versions.items()),
         "band_known": _clip(config) is not None,
+        "has_strips": any(line.get("tokens") for line in lines),
+        "strips_after": min(_STRIPS_AFTER, len(_with_pictures(sections))),
     }
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object")
-    return value
-
-
-def _sections(folder: Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[tuple[str, list[Drawn]]]:
-    run = Run(rows, _clip(config))
-    sections = [(title, draw_figures(specs, run) if rows else []) for title, specs in TRAINING]
+def _sections(folder: Path, run: Run) -> list[tuple[str, list[Drawn]]]:
+    sections = [(title, draw_figures(specs, run) if run.rows else []) for title, specs in TRAINING]
     if run.keys(["kl/reference"]):
         sections[2][1].extend(draw_figures([REFERENCE], run))
+    if panels := tuple(panel for panel in FLIPS.panels if run.keys(panel.needs)):  # a dense model lacks nothing
+        sections[2][1].extend(draw_figures([replace(FLIPS, panels=panels)], run))
     if (folder / "cold_start" / "metrics.jsonl").exists() and (cold := read_metrics(folder / "cold_start")):
         sections[0][1].extend(draw_figures([COLD_START], Run(cold)))
     return sections
@@ -181,14 +179,30 @@ def _score(row: Mapping[str, Any], key: str) -> tuple[str, str]:
 # ---- samples ----------------------------------------------------------------------------------------------
 
 
-def _samples(folder: Path) -> dict[str, Any]:
+Steps = Sequence[tuple[int, Sequence[Mapping[str, Any]]]]
+
+
+def _kept_steps(folder: Path) -> Steps:
+    """(step, lines of its samples file) of the steps that the page holds."""
     every = sample_steps(folder)
-    chosen = [(every[i], read_samples(folder, every[i])) for i in spread(len(every), MAX_STEPS)]
+    return [(every[i], read_samples(folder, every[i])) for i in spread(len(every), MAX_STEPS)]
+
+
+def _samples(folder: Path, kept: Steps) -> dict[str, Any]:
     for limit in _CUTS:
-        steps = [_step(step, samples, limit) for step, samples in chosen]
+        steps = [_step(step, samples, limit) for step, samples in kept]
         if len(embed(steps).encode()) <= MAX_EMBEDDED_BYTES:
             break
-    return {"recorded": len(every), "steps": steps}
+    return {"recorded": len(sample_steps(folder)), "steps": steps}
+
+
+def _strips(folder: Path, kept: Steps) -> dict[str, Any]:
+    config = read_object(folder / "config.json")
+    for limit in CUTS:
+        steps = strips(kept, limit)
+        if len(embed(steps).encode()) <= MAX_BYTES:
+            break
+    return {"steps": steps, "clips": clips(config.get("objective", {}).get("name", ""), _clip(config))}
 
 
 def _step(step: int, samples: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:

@@ -88,6 +88,22 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, config.json or versions.json; empty if there is no such file.
+
+    Raises RecordsError, naming the file, if it holds anything else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordsError(f"{path}: is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise RecordsError(f"{path}: holds no JSON object")
+    return value
+
+
 def read_samples(folder: str | Path, step: int) -> list[dict[str, Any]]:
     """The samples of one step. Raises FileNotFoundError if none were written, ValueError for a bad line."""
     path = _samples_path(Path(folder), step)

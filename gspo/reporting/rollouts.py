@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import Advantage, Metrics, Sample, Scored
+from ..types import Advantage, Metrics, Sample, Scored, Trajectory, Unfinished
 
 Groups = Sequence[Sequence[Scored]]
 
@@ -29,8 +29,8 @@ def reward_metrics(groups: Groups, advantages: Sequence[Sequence[Advantage]], *,
     }
 
 
-def rollout_metrics(groups: Groups, *, seconds: float) -> Metrics:
-    """`rollout/` of a rollout batch that took so many seconds to sample."""
+def rollout_metrics(groups: Groups, *, sampled_tokens: int, seconds: float) -> Metrics:
+    """`rollout/` of a rollout batch; so many tokens were sampled in so many seconds, those of waiting groups among them."""
     samples = [s.sample for group in groups for s in group]
     lengths = [s.num_tokens for s in samples]
     return {
@@ -38,7 +38,28 @@ def rollout_metrics(groups: Groups, *, seconds: float) -> Metrics:
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths),
         "rollout/truncated": _mean([s.completion.finish_reason == "length" for s in samples]),
-        "rollout/tokens_per_s": sum(lengths) / seconds,
+        "rollout/tokens_per_s": sampled_tokens / seconds,
+    }
+
+
+def partial_metrics(
+    groups: Groups, trained: Sequence[Trajectory], waiting: Sequence[Sequence[Sample | Unfinished]], *, on: bool
+) -> Metrics:
+    """`partial/` of a rollout batch, of what is trained on of it, and of the groups that go on in the next step; empty
+    where rollout.max_step_tokens is not set."""
+    if not on:
+        return {}
+    ages = [s.sample.completion.versions[-1][0] - s.sample.completion.weight_version for group in groups for s in group]
+    continued = [age for age in ages if age]
+    unfinished = [s for group in waiting for s in group if isinstance(s, Unfinished)]
+    return {
+        "partial/continued": len(continued) / len(ages),
+        "partial/age_mean": _mean(continued),
+        "partial/age_max": max(continued, default=None),
+        "partial/stale_tokens": sum(int(t.stale.sum()) for t in trained if t.stale is not None),
+        "partial/suspended": len(unfinished),
+        "partial/waiting_groups": len(waiting),
+        "partial/carried_tokens": sum(s.num_tokens for group in waiting for s in group),
     }
 
 
@@ -67,8 +88,12 @@ def sample_lines(
     updated: Mapping[str, tuple[float, bool]],
     *,
     step: int,
+    tokens: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterable[dict[str, Any]]:
-    """A record of every sample. updated: sample id to (s at its update, whether it was clipped), where it was trained."""
+    """A record of every sample. updated: sample id to (s at its update, whether it was clipped), where it was trained.
+
+    tokens: sample id to what `token_record` made of its tokens, for the few whose tokens are recorded.
+    """
     for group, group_advantages in zip(groups, advantages, strict=True):
         for scored, advantage in zip(group, group_advantages, strict=True):
             sample = scored.sample
@@ -86,9 +111,11 @@ def sample_lines(
                 "finish_reason": sample.completion.finish_reason,
                 "seed": sample.completion.seed,
                 "weight_version": sample.completion.weight_version,
+                **({"weight_versions": sample.completion.versions} if sample.completion.later else {}),
                 "ratio": ratio,
                 "clipped": clipped,
                 **({"turns": _turns(sample)} if _is_episode(sample) else {}),
+                **({"tokens": tokens[sample.id]} if tokens and sample.id in tokens else {}),
             }
 
 
@@ -119,6 +146,7 @@ def _turns(sample: Sample) -> list[dict[str, Any]]:
             "num_tokens": len(turn.completion.token_ids),
             "finish_reason": turn.completion.finish_reason,
             "weight_version": turn.completion.weight_version,
+            **({"weight_versions": turn.completion.versions} if turn.completion.later else {}),
             "seed": turn.completion.seed,
             "reward": turn.reply.reward,
             "calls": [asdict(call) for call in turn.reply.calls],

@@ -49,7 +49,8 @@ def code(config: CodeReward) -> Verifier:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    return Verifier(function, partial(_usable, config), note=f"programs run behind {sandbox.description}")
+    gold = None if config.solution is None else partial(_solution, config)
+    return Verifier(function, partial(_usable, config), gold, note=f"programs run behind {sandbox.description}")
 
 
 def program(text: str, *, fence_required: bool = False) -> str | None:
@@ -86,7 +87,14 @@ def _usable(config: CodeReward, answer: Any, columns: Mapping[str, Any]) -> str 
         _tests(config, answer, columns)
     except UnusableTests as error:
         return str(error)
+    if config.solution is not None and not isinstance(columns.get(config.solution), str):
+        return f"column {config.solution}, named as solution, holds no program"
     return None
+
+
+def _solution(config: CodeReward, answer: Any, columns: Mapping[str, Any]) -> str:
+    text = str(columns[str(config.solution)])
+    return f"```python\n{text}\n```" if config.fence == "required" else text
 
 
 def _pairs(config: CodeReward, sandbox: Sandbox, source: str, tests: Pairs) -> str:

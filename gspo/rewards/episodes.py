@@ -13,9 +13,9 @@ def environment(config: EnvironmentReward) -> Verifier:
     """The sum over an episode's turns, a turn without a reward being 0.
 
     Raises ValueError where an environment ended an episode and scored none of its turns. One that a limit of turns or
-    tokens broke off before is worth 0.
+    tokens broke off before is worth 0. There is no top: the environment alone knows what an episode can earn.
     """
-    return Verifier(each(_sum))
+    return Verifier(each(_sum), top=None)
 
 
 def _sum(sample: Sample) -> Score:

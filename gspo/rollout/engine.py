@@ -27,7 +27,9 @@ class Request:
     seed: int
     """Seed of this sample's own random stream, 64 bits."""
     limit: int | None = None
-    """Tokens of the response at most, where that is fewer than the sampling's max_response_tokens; at least 1."""
+    """Tokens to sample at most, where that is fewer than the sampling's max_response_tokens; at least 1."""
+    drawn: int = 0
+    """Tokens of this response that were sampled before and end the prompt: its random numbers go on behind theirs."""
 
 
 class Engine(Protocol):

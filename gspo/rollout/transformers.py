@@ -98,6 +98,7 @@ class _Batch:
         self.sampled = np.zeros(len(requests), np.int64)
         self.limits = np.array([most_tokens(r, sampling) for r in requests])
         self.seeds = np.array([r.seed for r in requests], np.uint64)
+        self.drawn = np.array([r.drawn for r in requests])
         self.eos = np.array(sorted(policy.eos_ids))
         # Once a call, not once a token: a float32 copy takes longer than the product of a few rows.
         self.head_VH = head_weight(policy.head, float32_head=policy.float32_head)
@@ -214,7 +215,7 @@ class _Batch:
         """
         request = self.row_request[rows]
         number = self.sampled[request]
-        u_R = torch.from_numpy(uniform(self.seeds[request], number)).to(hidden_RH.device)
+        u_R = torch.from_numpy(uniform(self.seeds[request], self.drawn[request] + number)).to(hidden_RH.device)
         at_once = chunk_rows(self.head_VH)
         drawn = [
             draw(hidden.to(self.head_VH.dtype) @ self.head_VH.T, self.sampling, u)

@@ -18,10 +18,8 @@ import contextlib
 import gc
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,11 +92,10 @@ class VllmEngine:
         if self.config.head_dtype == "float32":
             more["hf_overrides"] = {"head_dtype": "float32"}
         try:
-            with tempfile.TemporaryDirectory(prefix=f"gspo-vllm-{os.getpid()}-") as folder, warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                write_shape(policy, Path(folder))
                 return llm_class(
-                    folder,
+                    str(write_shape(policy)),
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # none of the model's
                     load_format="dummy",  # random: the policy's weights come from memory
@@ -128,7 +125,7 @@ class VllmEngine:
         """See Engine. Raises EngineError naming the sample whose log-probability is not finite."""
         if not requests:
             return []
-        self.draws.begin([r.seed for r in requests], sampling, self._device)
+        self.draws.begin(requests, sampling, self._device)
         outputs = self._run(requests, sampling, progress)
         logps_NT = self.draws.logps.cpu().numpy()
         return [self._completion(r, o, logps_NT[i]) for i, (r, o) in enumerate(zip(requests, outputs, strict=True))]
@@ -137,7 +134,7 @@ class VllmEngine:
         """See Engine: by vLLM's own prompt log-probabilities, which read no cached prefix."""
         requests = [Request(f"sequence {i}", tuple(tokens), 0) for i, tokens in enumerate(sequences)]
         sampling = SamplingConfig(max_response_tokens=1)
-        self.draws.begin([0] * len(requests), sampling, self._device)
+        self.draws.begin(requests, sampling, self._device)
         outputs = self._run(requests, sampling, lambda n: None, prompt_logprobs=0)
         return [
             np.array(
@@ -276,15 +273,16 @@ class VllmEngine:
 class _Draws:
     """What one generate call draws: each sample's seed, and the log-probability of each of its tokens."""
 
-    def begin(self, seeds: Sequence[int], sampling: SamplingConfig, device: torch.device) -> None:
+    def begin(self, requests: Sequence[Request], sampling: SamplingConfig, device: torch.device) -> None:
         """Forget the call before. One place more than tokens: a step may be under way when a response has ended."""
-        self.seeds_N, self.sampling = np.array(seeds, np.uint64), sampling
-        self.logps = torch.full((len(seeds), sampling.max_response_tokens + 1), torch.nan, device=device)
+        self.seeds_N, self.sampling = np.array([r.seed for r in requests], np.uint64), sampling
+        self.drawn_N = np.array([r.drawn for r in requests])
+        self.logps = torch.full((len(requests), sampling.max_response_tokens + 1), torch.nan, device=device)
 
     def draw(self, logits_RV: Tensor, sample_R: np.ndarray, token_R: np.ndarray) -> Tensor:
         """Draw token number token_R of the samples sample_R: int64 [R]; log-probabilities are written down."""
         device = logits_RV.device
-        u_R = torch.from_numpy(uniform(self.seeds_N[sample_R], token_R))
+        u_R = torch.from_numpy(uniform(self.seeds_N[sample_R], self.drawn_N[sample_R] + token_R))
         at_R = torch.from_numpy(sample_R * self.logps.shape[1] + np.minimum(token_R, self.logps.shape[1] - 1))
         if device.type == "cuda":  # so that the processor runs ahead of the GPU
             u_R, at_R = u_R.pin_memory(), at_R.pin_memory()

@@ -1,7 +1,8 @@
-"""vLLM as a package: importing it without noise, and what its errors mean for a recipe."""
+"""vLLM as a package: importing it without noise, where it finds the model's shape, what its errors mean for a recipe."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import warnings
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ..training.policy import Policy
 from .engine import EngineError
 
 ENVIRONMENT = {
@@ -52,12 +52,24 @@ def import_vllm() -> Any:
     return vllm
 
 
-def write_shape(policy: Policy, folder: Path) -> None:
-    """config.json alone: vLLM builds the model from it. Its sampling settings, if any, stay behind."""
+def write_shape(policy: Any) -> Path:
+    """A folder with config.json alone: vLLM builds the model from it. The model's sampling settings, if any, stay behind.
+
+    It lies in vLLM's cache under a hash of what is in it: the path is among what vLLM's cache of compiled graphs goes by,
+    and a new one for each start would compile all anew. No process owns it, so one that is killed leaves nothing behind.
+    """
+    from vllm import envs  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+
     shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
     shape.architectures = [type(policy.model).__name__]
     shape.dtype = policy.dtype
-    shape.save_pretrained(folder)
+    text = shape.to_json_string()
+    folder = Path(envs.VLLM_CACHE_ROOT) / "gspo" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / f"config.json.{os.getpid()}"
+    beside.write_text(text)
+    beside.replace(folder / "config.json")  # whole at any moment, whoever else writes or reads it
+    return folder
 
 
 def first_line(error: BaseException) -> str:
@@ -71,7 +83,7 @@ def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
     """The setting to change, for the end of the sentence."""
     text = (first_line(error) + str(error)).lower()
     if isinstance(error, OSError) and error.errno:
-        return "set TMPDIR to a folder with room that can be written to"
+        return "set VLLM_CACHE_ROOT to a folder with room that can be written to"
     if "max_num_seqs" in text:
         return "lower rollout.max_rows"
     if (isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text) and on_cpu:

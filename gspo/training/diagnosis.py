@@ -48,11 +48,15 @@ class Ratios:
     reference_T: Tensor | None
     """log pi - log pi_ref of each token, where there is a reference."""
     engine_gap_T: Tensor | None
-    """log p(engine) - log p(trainer) at the old policy, where the trainer's old log-probabilities are known."""
+    """log p(engine) - log p(trainer) at the old policy, where the trainer's old log-probabilities are known. On a stale
+    token the engine's are of an earlier policy than the trainer's."""
+    stale_T: Tensor
+    """bool: an earlier policy sampled the token than the one that the update started from."""
     decisions_differ: Tensor | int
-    """Clip decisions (of sequences or tokens, by the objective's unit) that would differ with the other old ones."""
-    decisions: int
-    """Clip decisions that were compared."""
+    """Clip decisions (of sequences or tokens, by the objective's unit) that would differ with the other old ones, whatever
+    a correction made of the advantages."""
+    decisions: Tensor | int
+    """Clip decisions that were compared: of what holds no stale token."""
     weight: Tensor | None
     """Weights of the correction, [T] or [S] by its level, where it is on."""
     limited: Tensor | None
@@ -61,7 +65,8 @@ class Ratios:
     def on_cpu(self) -> Ratios:
         """The same in the host's memory. It waits for the GPU, so not between two passes of a minibatch."""
         fetched = {f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
-        return replace(self, **fetched | {"decisions_differ": int(self.decisions_differ)})
+        counts = {name: int(getattr(self, name)) for name in ("decisions_differ", "decisions")}
+        return replace(self, **fetched | counts)
 
 
 def observe(
@@ -70,19 +75,24 @@ def observe(
     entropy_T: Tensor,
     engine_T: Tensor,
     trainer_T: Tensor | None,
+    stale_T: Tensor,
     batch: Batch,
     result: Objective,
     clip: Clip,
     unit: Unit,
-    weights: Weights | None = None,
+    corrected: tuple[Batch, Weights | None],
 ) -> Ratios:
-    """Ratios of a micro-batch. engine_T and trainer_T are the old log-probabilities of either side (None: unknown)."""
-    logp_T = logp_T.detach()
+    """Ratios of a micro-batch. engine_T and trainer_T are the old log-probabilities of either side (None: unknown).
+
+    batch: as it was before a correction weighed the advantages. corrected: what the objective saw, and the weights.
+    """
+    logp_T, weights = logp_T.detach(), corrected[1]
     differ: Tensor | int = 0
-    compared = 0
+    compared: Tensor | int = 0
     if trainer_T is not None:
         sides = [_clip_decisions(logp_T - old_T, batch, clip, unit) for old_T in (engine_T, trainer_T)]
-        differ, compared = (sides[0] != sides[1]).sum(), len(sides[0])
+        fresh = ~stale_T if unit == "token" else batch.sum_S(stale_T.to(logp_T.dtype)) == 0
+        differ, compared = ((sides[0] != sides[1]) & fresh).sum(), fresh.sum()
     gap_T = None if trainer_T is None else engine_T - trainer_T
     reference_T = None if batch.reference_logp_T is None else logp_T - batch.reference_logp_T
     kept = {
@@ -90,12 +100,13 @@ def observe(
         "log_ratio_S": result.log_ratio_S,
         "clipped_T": result.clipped_T,
         "outside_T": result.outside_T,
-        "advantage_T": batch.advantage_T,
+        "advantage_T": corrected[0].advantage_T,
         "sequence_T": batch.sequence_T,
         "length_S": batch.length_S,
         "entropy_T": entropy_T,
         "reference_T": reference_T,
         "engine_gap_T": gap_T,
+        "stale_T": stale_T,
         "weight": None if weights is None else weights.weight,
         "limited": None if weights is None else weights.limited,
     }
@@ -114,19 +125,39 @@ def _clip_decisions(log_ratio_T: Tensor, batch: Batch, clip: Clip, unit: Unit) -
 def mismatch_size(ratios: Sequence[Ratios], unit: Unit) -> float | None:
     """Root mean square of (ratio - 1) that the gap between engine and trainer alone makes, in the objective's unit.
 
-    None where nothing was measured.
+    Stale tokens are left out: their gap is what the policy moved since. None where nothing was measured.
     """
-    gaps = [_gap(r, unit) for r in ratios if r.engine_gap_T is not None]
-    if not gaps:
-        return None
-    return float(torch.cat(gaps).double().neg().expm1().square().mean().sqrt())
+    return _size([_gap(r, unit) for r in ratios if r.engine_gap_T is not None])
 
 
-def _gap(r: Ratios, unit: Unit) -> Tensor:
+def staleness_metrics(minibatches: Sequence[Sequence[Ratios]], *, on: bool) -> Metrics:
+    """`partial/staleness`: what the policy's moves since sampling make of the ratios that hold stale tokens; empty where no
+    sample goes on over several steps."""
+    if not on:
+        return {}
+    known = [r for part in minibatches for r in part if r.engine_gap_T is not None]
+    return {"partial/staleness": _size([_gap(r, r.unit, stale=True) for r in known])}
+
+
+def _size(gaps: Sequence[Tensor]) -> float | None:
+    gap = torch.cat([*gaps]) if gaps else torch.empty(0)
+    return float(gap.double().neg().expm1().square().mean().sqrt()) if len(gap) else None
+
+
+def _gap(r: Ratios, unit: Unit, *, stale: bool = False) -> Tensor:
+    """The gap of each fresh token or, by sequence, the mean over its fresh tokens, where it has any. stale: of each stale
+    token, or the mean over each whole sequence that has any."""
     assert r.engine_gap_T is not None
+    wanted_T = r.stale_T if stale else ~r.stale_T
     if unit == "token":
-        return r.engine_gap_T
-    return torch.zeros_like(r.length_S).index_add(0, r.sequence_T, r.engine_gap_T) / r.length_S
+        return r.engine_gap_T[wanted_T]
+    zero_S = torch.zeros_like(r.length_S)
+    count_S = zero_S.index_add(0, r.sequence_T, wanted_T.to(zero_S.dtype))
+    if stale:
+        total_S, over_S = zero_S.index_add(0, r.sequence_T, r.engine_gap_T), r.length_S
+    else:
+        total_S, over_S = zero_S.index_add(0, r.sequence_T, torch.where(wanted_T, r.engine_gap_T, 0)), count_S
+    return (total_S / over_S)[count_S > 0]
 
 
 def ratio_metrics(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
@@ -153,11 +184,14 @@ def ratio_metrics(minibatches: Sequence[Sequence[Ratios]]) -> Metrics:
 
 
 def mismatch_metrics(minibatches: Sequence[Sequence[Ratios]], *, recomputed: bool) -> Metrics:
-    """`mismatch/`: engine against trainer at the old policy, wherever both are known without an extra pass."""
+    """`mismatch/`: engine against trainer at the old policy, wherever both are known without an extra pass, on the tokens
+    that are not stale."""
     known = [r for part in minibatches for r in part if r.engine_gap_T is not None]
-    gap_T = _join(known, "engine_gap_T")
+    gap_T = torch.cat([_gap(r, "token") for r in known]) if known else torch.empty(0)
     s_S = torch.cat([_gap(r, "sequence").double().neg().exp() for r in known]) if known else torch.empty(0)
-    bin_S = np.searchsorted(LENGTHS, _join(known, "length_S").numpy())
+    fresh_S = [torch.zeros_like(r.length_S).index_add(0, r.sequence_T, (~r.stale_T).to(r.length_S.dtype)) for r in known]
+    length_S = torch.cat([n[n > 0] for n in fresh_S]) if known else torch.empty(0)
+    bin_S = np.searchsorted(LENGTHS, length_S.numpy())
     by_length = [s_S[bin_S == i] for i in range(len(LENGTHS) + 1)]
     return {
         "mismatch/k1": _mean(gap_T),

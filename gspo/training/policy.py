@@ -341,13 +341,14 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
     length = 8
     ids = torch.randint(len(policy.head), (2, length), generator=generator).to(policy.device)
     positions = torch.arange(length, device=policy.device).expand(2, -1)
-    logits: list[Tensor] = []
 
-    def forward() -> None:
-        logits.append(policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits)
+    def forward() -> Tensor:
+        return policy.model(input_ids=ids, position_ids=positions, use_cache=False).logits.flatten(0, 1).float()
 
-    policy.routing = find_routing(getattr(policy.backbone, "layers", [policy.backbone]), forward)
-    plain = logits[0].flatten(0, 1).float()
+    routing = policy.routing = find_routing(getattr(policy.backbone, "layers", [policy.backbone]), forward)
+    plain = forward()
+    if routing is not None and routing.replayable:
+        routing.replay(routing.chosen())  # an expert that rounding flips is no other architecture
     policy.model.set_attn_implementation(ATTENTION)
     try:
         if kernels == "liger":
@@ -360,6 +361,8 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
         raise ModelError(str(error)) from error
     layout = Layout.of([Segment(length), Segment(length)], policy.device)
     hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
+    if routing is not None:
+        routing.replay(None)
     difference = float(((hidden @ policy.head.T).float() - plain).norm() / plain.norm())
     if not difference <= HEAD_TOLERANCE[policy.head.dtype]:
         raise ModelError(

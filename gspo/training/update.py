@@ -19,6 +19,7 @@ from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, check_fini
 from ..types import Metrics, Trajectory
 from .correction import Weights, correction_weights, weighted
 from .diagnosis import Ratios, mismatch_size, observe
+from .look_ahead import Pass, clipped_share, moving
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
 from .policy import Policy
@@ -76,6 +77,8 @@ class Updated:
     mismatch: float | None = None
     """Engine against trainer on the first minibatch, in the objective's unit: root mean square of (ratio - 1). None where
     it had no sample with a signal."""
+    stale: bool = False
+    """Whether a later minibatch holds tokens that an earlier policy sampled."""
     threshold: float = 0.0
     """The largest mismatch with which `auto` keeps the engine's log-probabilities."""
     learning_rate: float = 0.0
@@ -122,10 +125,10 @@ def update(
     scorer = Passes(policy, config)
     for i, part in enumerate(minibatches):
         todo = list(zip(part.micro_batches, old[i - 1] if i else [None] * len(part.micro_batches), strict=True))
-        if i and _may_look_ahead(policy, config) and _clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
+        if i and _may_look_ahead(policy, config) and clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
             out.looked_ahead += 1
             passes = [_forward(scorer, part, *one, config, out, train=False) for one in todo]
-            for micro, grad_T in _moving(passes, config):
+            for micro, grad_T in moving(passes, config):
                 optimizer.backward(scorer.score(micro, at_old=False, seen=True)[0], grad_T)
         else:
             passes = [_accumulate(scorer, optimizer, part, *one, config, out) for one in todo]
@@ -154,6 +157,11 @@ def why_recomputed(updated: Updated, config: Config) -> str | None:
     if config.rollout.old_logprobs != "auto" or not updated.recomputed:
         return None
     told = "old log-probabilities are recomputed by the trainer: "
+    if updated.stale:
+        return told + (
+            "some tokens were sampled by an earlier policy, and ratios count from the policy of this step; what lies "
+            "between the two is in partial/staleness, and rollout.correction weighs it"
+        )
     if updated.mismatch is None:
         return told + "the first minibatch had no sample with a signal, so engine and trainer could not be compared"
     what = "s" if OBJECTIVES[config.objective.name].unit == "sequence" else "token ratios"
@@ -201,19 +209,10 @@ def engine_logprobs(micro: MicroBatch) -> Tensor:
     return _concatenated([t.engine_logprobs for t in micro.trajectories], micro)
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A forward pass over a micro-batch, and what the loss makes of it."""
-
-    micro: MicroBatch
-    logp_T: Tensor
-    """Log-probabilities of the trained tokens."""
-    grad_T: Tensor
-    """Gradient of the loss with respect to them."""
-    loss: Tensor
-    """The micro-batch's share of the minibatch's, detached."""
-    ratios: Ratios
-    """Diagnosis."""
+def stale_tokens(micro: MicroBatch) -> Tensor:
+    """Which of the trained tokens [T] an earlier policy sampled than the one that the update starts from."""
+    stale = [np.zeros(t.num_trained, bool) if t.stale is None else t.stale for t in micro.trajectories]
+    return torch.from_numpy(np.concatenate(stale)).to(micro.token_ids_N.device)
 
 
 def _accumulate(
@@ -261,8 +260,9 @@ def _forward(
         old_T = engine_T if config.rollout.old_logprobs == "engine" else logp_T.detach()
     try:
         check_finite("engine's log-probability", engine_T, micro.sequence_T, torch.ones_like(micro.sequence_T).bool())
-        batch, weights = _corrected(_objective_batch(micro, old_T, part), trainer_T, engine_T, config)
-        result = algorithm.function(leaf_T, batch, clip, loss_kl(config))
+        batch = _objective_batch(micro, old_T, part)
+        corrected = _corrected(batch, trainer_T, engine_T, config)
+        result = algorithm.function(leaf_T, corrected[0], clip, loss_kl(config))
     except NonFiniteError as error:
         raise TrainingError(
             f"the {error.what} of sample {micro.trajectories[error.sequence].id} is NaN or infinite: the weights or the "
@@ -270,51 +270,14 @@ def _forward(
         ) from error
     (grad_T,) = torch.autograd.grad(result.loss, leaf_T)
     ids = tuple(t.id for t in micro.trajectories)
-    ratios = observe(ids, logp_T, entropy_T, engine_T, trainer_T, batch, result, clip, algorithm.unit, weights)
+    sides = engine_T, trainer_T, stale_tokens(micro)
+    ratios = observe(ids, logp_T, entropy_T, *sides, batch, result, clip, algorithm.unit, corrected)
     return Pass(micro, logp_T, grad_T, result.loss.detach(), ratios)
 
 
 def _may_look_ahead(policy: Policy, config: Config) -> bool:
     """Whether what is clipped has no gradient at all, and no other rank waits for passes that are left out."""
     return policy.shards is None and loss_kl(config) is None
-
-
-def _clipped_share(ratios: Sequence[Ratios]) -> float:
-    """Share of trained tokens in sequences whose every token is clipped."""
-    clipped = total = 0
-    for r in ratios:
-        free_S = torch.zeros(len(r.ids)).index_add(0, r.sequence_T, (~r.clipped_T).float())
-        clipped += int((free_S[r.sequence_T] == 0).sum())
-        total += len(r.sequence_T)
-    return clipped / total if total else 0.0
-
-
-def _moving(passes: Sequence[Pass], config: Config) -> list[tuple[MicroBatch, Tensor]]:
-    """The sequences with a gradient, packed anew, with the gradient that was found of their log-probabilities.
-
-    It is not found again: packed otherwise a log-probability is rounded otherwise, in bfloat16 by enough to move s by the
-    clip range, while those that were looked at stood in the very micro-batches of the old ones.
-    """
-    live: dict[str, tuple[Trajectory, Tensor]] = {}
-    for one in passes:
-        trajectories = one.micro.trajectories
-        by_sequence = one.grad_T.split([t.num_trained for t in trajectories])
-        moves_S = torch.zeros(len(trajectories), device=one.grad_T.device).index_add(
-            0,
-            one.micro.sequence_T,
-            (one.grad_T != 0).float(),  # NaN moves too: the step has to find it
-        )
-        for t, grad_T, moves in zip(trajectories, by_sequence, moves_S.tolist(), strict=True):
-            if moves:
-                live[t.id] = t, grad_T
-    if not live:
-        return []
-    packed = make_micro_batches(
-        [t for t, _ in live.values()],
-        token_budget=config.training.micro_batch_tokens,
-        device=passes[0].grad_T.device,
-    )
-    return [(micro, torch.cat([live[t.id][1] for t in micro.trajectories])) for micro in packed]
 
 
 def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
@@ -333,7 +296,9 @@ def _old_logprobs(scorer: Passes, later: Sequence[Minibatch], config: Config, ou
     (first,) = _over_ranks(policy, out.ratios[:1])
     out.mismatch = mismatch_size(first, OBJECTIVES[config.objective.name].unit)
     too_large = out.mismatch is None or not out.mismatch <= out.threshold  # what was not measured may be any size
-    wanted = {"engine": False, "trainer": True, "auto": too_large}[config.rollout.old_logprobs]
+    # The engine's of a stale token are another policy's: no measure of noise makes the two sides alike.
+    out.stale = any(t.stale is not None for part in later for t in part.trajectories)
+    wanted = {"engine": False, "trainer": True, "auto": too_large or out.stale}[config.rollout.old_logprobs]
     out.recomputed = wanted and any(part.micro_batches or part.idle for part in later)
     if not out.recomputed:
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]

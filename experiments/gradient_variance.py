@@ -1,0 +1,235 @@
+"""Variance of the gradient against response length, by token ratios (grpo) and sequence ratios (gspo), at a fixed policy.
+
+    python experiments/gradient_variance.py                   # five minutes of processor time on one core
+    python experiments/gradient_variance.py --draw     # figure and tables from the committed rows
+
+Run from the folder above experiments. For each of three policies (seeds) and each length, groups of eight responses to one
+prompt are sampled R times from the old policy. The gradient of each group's objective with respect to all parameters is
+made by gspo's own log-probabilities, packing and objectives, for all arms from the same samples and advantages. What is
+kept are products of gradients, of all groups for each arm and of all arms for each group, from which all numbers and
+bootstraps follow. Writes
+docs/evidence/gradient_variance.jsonl and gradient_variance.png. T tokens of a response, P parameters, R groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from gradient_variance_numbers import draw, measured_rows, print_table
+from sums import imitated, right_share
+from torch import Tensor
+
+from gspo.advantages import group_advantages
+from gspo.config import SamplingConfig
+from gspo.objectives import OBJECTIVES, Clip, pack
+from gspo.rollout.engine import Request, sample_seed
+from gspo.rollout.transformers import TransformersEngine
+from gspo.training.packing import make_micro_batches
+from gspo.training.policy import Policy, load_policy
+from gspo.types import Completion, Prompt, Sample, Trajectory
+
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
+ROWS = EVIDENCE / "gradient_variance.jsonl"
+
+SEEDS = (0, 1, 2)
+GROUPS = {32: 24, 128: 24, 512: 12, 2048: 6}
+"""Resampled groups by length: fewer of the long ones, which cost most."""
+G = 8
+"""Responses of a group."""
+STEPS = {"near": (2, 1.5e-4), "far": (20, 5e-4)}
+"""Steps on batches of their own between the old policy and the current one, and their learning rate: a mean |d| of about
+0.02, as in the last minibatch of a batch, and ten times that."""
+UNCLIPPED = Clip(1.0, math.inf)
+PROMPT = "7+5="
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to weigh tokens."""
+
+    policy: str
+    """Whose gradient: `old` (no step in between), `near` or `far`."""
+    noise: float
+    """Standard deviation of normal noise added to each old log-probability, nats."""
+    ratio: str
+    """`none` (every ratio 1), `token` (grpo) or `sequence` (gspo)."""
+    clipped: bool
+    """By the objective's own default range, or not at all."""
+
+    @property
+    def name(self) -> str:
+        """All of it."""
+        return f"{self.policy}/{self.noise:g}/{self.ratio}/{'clipped' if self.clipped else 'free'}"
+
+
+ARMS = [
+    Arm("old", 0.0, "none", False),
+    *(Arm(policy, 0.0, "none", False) for policy in STEPS),
+    *(
+        Arm(policy, noise, ratio, clipped)
+        for policy, noise in (("near", 0.0), ("near", 0.05), ("near", 0.5), ("far", 0.0))
+        for ratio in ("token", "sequence")
+        for clipped in (False, True)
+    ),
+]
+"""Noise of 0.05 has a mean absolute value of 0.04, as vLLM and transformers differ in bfloat16; 0.5 is ten times it."""
+
+
+def coefficients(logp_T: Tensor, old_T: Tensor, arm: Arm, sign: float) -> Tensor:
+    """c where A times the sum of c_t grad log pi_t is the gradient of the objective of one response, for A of this sign."""
+    algorithm = OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
+    leaf_T = logp_T.detach().requires_grad_()
+    batch = pack(
+        logp_T if arm.ratio == "none" else old_T, torch.zeros_like(logp_T, dtype=torch.int64), torch.tensor([sign])
+    )
+    loss = algorithm.function(leaf_T, batch, algorithm.clip if arm.clipped else UNCLIPPED, None).loss
+    return -torch.autograd.grad(loss, leaf_T)[0] / sign
+
+
+class Pull:
+    """sum of c_t grad log pi_t of one response, for many c by one forward pass; multiples of a c are computed once."""
+
+    def __init__(self, logp_T: Tensor, parameters: list[Tensor]) -> None:
+        self.logp_T, self.parameters = logp_T, parameters
+        self.known: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, c_T: Tensor) -> Tensor:
+        """float32 [P]."""
+        size = float(c_T.abs().max())
+        if size == 0:
+            return torch.zeros(sum(p.numel() for p in self.parameters))
+        unit_T = c_T / size
+        for other_T, pulled_P in self.known:
+            if torch.allclose(unit_T, other_T, rtol=1e-6, atol=1e-7):
+                return size * pulled_P
+        parts = torch.autograd.grad(self.logp_T, self.parameters, unit_T, retain_graph=True)
+        self.known.append((unit_T, torch.cat([part.flatten() for part in parts])))
+        return size * self.known[-1][1]
+
+
+def sample(policy: Policy, length: int, count: int, seed: int) -> list[Completion]:
+    """Responses of exactly this length: no token ends one."""
+    policy.eos_ids = frozenset()
+    prompt = tuple(policy.tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
+    requests = [Request(f"{k}", prompt, sample_seed(seed, length, "variance", k)) for k in range(count)]
+    sampling = SamplingConfig(max_response_tokens=length)
+    return TransformersEngine(policy, max_rows=128).generate(requests, sampling)
+
+
+def trajectory(policy: Policy, completion: Completion, name: str) -> Trajectory:
+    """A response after the prompt, to be scored."""
+    prompt = np.array(policy.tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
+    tokens = np.concatenate([prompt, completion.token_ids])
+    return Trajectory(name, name, tokens, np.arange(len(tokens)) >= len(prompt), completion.logprobs, 0.0)
+
+
+def advantages(policy: Policy, completions: list[Completion]) -> np.ndarray:
+    """The advantage of each response, [groups x G]: its reward is the share of right additions, normalised in its group."""
+    prompt = Prompt(0, None, PROMPT, (), None)
+    texts = [policy.tokenizer.decode(c.token_ids) for c in completions]
+    samples = [Sample(str(k), prompt, c, text) for k, (c, text) in enumerate(zip(completions, texts, strict=True))]
+    rewards = right_share(samples)
+    return np.concatenate([group_advantages(rewards[g : g + G]) for g in range(0, len(samples), G)]).astype(float)
+
+
+def response_vectors(
+    policies: dict[str, Policy], completion: Completion, noise_T: Tensor, sign: float
+) -> tuple[list[Tensor], list[dict]]:
+    """Each arm's vector of one response whose advantage has this sign, [arms][P], and what the ratios were like."""
+    vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs)
+    for name, policy in policies.items():
+        (micro,) = make_micro_batches([trajectory(policy, completion, name)], token_budget=4096)
+        pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()))
+    for arm in ARMS:
+        pull, below_T = pulls[arm.policy], old_T + arm.noise * noise_T
+        d_T = pull.logp_T.detach() - below_T
+        c_T = coefficients(pull.logp_T, below_T, arm, sign)
+        vectors.append(pull(c_T))
+        row = {"arm": arm.name, "sign": sign, "lost": float((c_T == 0).float().mean()), "log_s": float(d_T.mean())}
+        w_T = d_T.exp()
+        rows.append(row | {"abs_d": float(d_T.abs().mean()), "w": float(w_T.mean()), "w2": float((w_T**2).mean())})
+    return vectors, rows
+
+
+def gradients(policies: dict[str, Policy], length: int, groups: int, seed: int) -> tuple[dict[str, np.ndarray], list[dict]]:
+    """Products of the groups' gradients, `by_arm` [arms, R, R] and `by_group` [R, arms, arms], and a row for each response
+    and arm. A response without a signal is left out of both, as in training."""
+    completions = sample(policies["old"], length, groups * G, seed)
+    size = sum(p.numel() for p in policies["old"].trainable.values())
+    total, rng, rows = torch.zeros(len(ARMS), groups, size), np.random.default_rng((seed, length)), []
+    for k, (completion, advantage) in enumerate(zip(completions, advantages(policies["old"], completions), strict=True)):
+        noise_T = torch.from_numpy(rng.normal(size=length)).float()
+        if advantage == 0:
+            continue
+        vectors, of_response = response_vectors(policies, completion, noise_T, float(np.sign(advantage)))
+        rows += of_response
+        for arm, vector_P in enumerate(vectors):
+            total[arm, k // G] += advantage / G * vector_P
+    wide = total.double()
+    products = {"by_arm": wide @ wide.transpose(1, 2), "by_group": torch.einsum("arp,brp->rab", wide, wide)}
+    return {name: x.numpy() for name, x in products.items()}, rows
+
+
+def moved(start: Path, seed: int, output: Path) -> dict[str, Path]:
+    """The old policy and those some steps on. The steps have one minibatch each: on-policy all objectives are the same."""
+    from gspo.loop import train
+    from gspo.recipe import build, load
+
+    found = {"old": start}
+    for name, (steps, rate) in STEPS.items():
+        found[name] = output / f"{name}-{seed}" / "checkpoints" / f"step-{steps:06d}" / "model"
+        if not found[name].exists():
+            values = load("experiments/sums.toml").model_dump(mode="json") | {"cold_start": None}
+            values |= {"model": {"path": str(start)}, "seed": 1000 + seed, "output": str(output), "name": f"{name}-{seed}"}
+            values["training"] |= {"steps": steps, "minibatches": 1, "learning_rate": rate}
+            train(build(values))
+    return found
+
+
+def run(seed: int, length: int, output: Path) -> None:
+    """Products of gradients, and ratios, of one policy at one length, unless they are there."""
+    from gspo.recipe import load
+
+    path = output / f"gram-{seed}-{length}.npz"
+    if path.exists():
+        return
+    folders = moved(imitated(seed, output / f"policy-{seed}"), seed, output)
+    config = load("experiments/sums.toml").model
+    policies = {name: load_policy(replace_model(config, path), temperature=1.0, seed=0) for name, path in folders.items()}
+    products, rows = gradients(policies, length, GROUPS[length], seed)
+    (output / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
+    np.savez(path, **products)
+    print(f"seed {seed}, length {length}: {GROUPS[length]} groups", flush=True)
+
+
+def replace_model(config, path: Path):
+    """The recipe's model, read from a folder."""
+    return config.model_copy(update={"create": None, "path": str(path)})
+
+
+def main() -> None:
+    """Run, write the rows, draw, print: what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--output", type=Path, default=Path("runs/gradient_variance"))
+    options = parser.parse_args()
+    if not options.draw:
+        options.output.mkdir(parents=True, exist_ok=True)
+        for seed, length in [(s, n) for n in GROUPS for s in options.seeds]:
+            run(seed, length, options.output)
+        made = measured_rows(options.output, options.seeds, list(GROUPS), [arm.name for arm in ARMS])
+        ROWS.write_text("".join(json.dumps(row) + "\n" for row in made), "utf-8")
+    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
+    draw(rows, EVIDENCE / "gradient_variance.png")
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

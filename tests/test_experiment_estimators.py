@@ -1,0 +1,162 @@
+"""The estimators of experiments/ on cases whose answer is known."""
+
+import math
+from types import SimpleNamespace
+
+import gradient_variance
+import gradient_variance_numbers as numbers
+import hidden_change
+import numpy as np
+import pytest
+import sums
+import torch
+import turns
+from conftest import tiny_policy
+
+from gspo.objectives import OBJECTIVES, gspo, pack
+from gspo.training.packing import make_micro_batches
+from gspo.types import Completion, Trajectory
+
+
+def once(groups):
+    return np.ones((1, groups), int)
+
+
+def test_variance_and_mean_from_a_gram_matrix_are_those_of_the_vectors():
+    x = np.random.default_rng(0).normal(size=(7, 3)) + 2
+    trace, mean2 = numbers.moments(x @ x.T, once(7))
+    assert trace[0] == pytest.approx(np.trace(np.cov(x.T)))
+    assert mean2[0] == pytest.approx((x.mean(0) ** 2).sum() - trace[0] / 7)
+
+
+def test_a_resample_counts_no_pair_of_a_group_with_itself():
+    x = np.random.default_rng(1).normal(size=(400, 12, 50))  # no signal at all: |mean|^2 is 0
+    counts = numbers.counts(12)
+    resampled = np.mean([numbers.moments(one @ one.T, counts)[1][1:].mean() for one in x[:40]])
+    assert abs(resampled) < 0.4  # with such pairs counted it would be 50 / 12
+
+
+def test_a_power_law_has_its_exponent_as_slope():
+    lengths = (32, 128, 512)
+    values = 3.0 * np.array(lengths, float)[:, None] ** np.array([[-1.0, 0.5]])
+    assert numbers.slope(lengths, values) == pytest.approx([-1.0, 0.5])
+
+
+def test_what_an_arm_adds_is_what_is_left_beside_a_multiple_of_the_base():
+    base, rest = np.array([[3.0, 4.0, 0.0]] * 2), np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    vectors = np.stack([base, 2 * base + rest])
+    factor, share = numbers.added(np.einsum("arp,brp->rab", vectors, vectors), 1, 0, once(2))
+    assert factor[0] == pytest.approx(2.0)
+    assert share[0] == pytest.approx(1 / 100)
+
+
+def test_students_intervals():
+    for interval in (numbers.over_seeds, hidden_change.over_seeds, turns.interval):
+        mean, low, high = interval([1.0, 2.0, 3.0])
+        assert (mean, low, high) == pytest.approx((2.0, 2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(hidden_size=16, num_layers=1, num_heads=1, num_kv_heads=1)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("clipped", [True, False])
+def test_vectors_of_responses_add_up_to_the_gradient_of_the_groups_loss(policy, ratio, clipped):
+    rng = np.random.default_rng(0)
+    advantages, lengths = [1.2, -0.4, -0.8, 0.0], [5, 9, 7, 6]
+    arm = gradient_variance.Arm("old", 0.0, ratio, clipped)
+    algorithm = OBJECTIVES["grpo" if ratio == "token" else "gspo"]
+    some = []
+    for k, n in enumerate(lengths):
+        tokens = rng.integers(3, 15, n + 2)
+        some.append(Trajectory(f"{k}", "g", tokens, np.arange(n + 2) >= 2, np.zeros(n, np.float32), advantages[k]))
+    olds, total, parameters = [], 0, list(policy.trainable.values())
+    for t in some:
+        (micro,) = make_micro_batches([t], token_budget=100)
+        logp_T = policy.score(micro)[0]
+        olds.append(logp_T.detach() + 0.2 * torch.from_numpy(rng.normal(size=t.num_trained)).float())
+        c_T = gradient_variance.coefficients(logp_T, olds[-1], arm, 1.0 if t.advantage > 0 else -1.0)
+        total = total + t.advantage / len(some) * gradient_variance.Pull(logp_T, parameters)(c_T)
+    (micro,) = make_micro_batches(some, token_budget=100)
+    old_T = torch.cat([olds[int(t.id)] for t in micro.trajectories])
+    advantage_S = torch.tensor([t.advantage for t in micro.trajectories])
+    clip = algorithm.clip if clipped else gradient_variance.UNCLIPPED
+    loss = algorithm.function(policy.score(micro)[0], pack(old_T, micro.sequence_T, advantage_S), clip, None).loss
+    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+    torch.testing.assert_close(total, -whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_pull_does_not_take_one_weighing_for_another(policy):
+    t = Trajectory("a", "g", np.array([4, 5, 6, 7]), np.arange(4) >= 1, np.zeros(3, np.float32), 1.0)
+    (micro,) = make_micro_batches([t], token_budget=100)
+    pull = gradient_variance.Pull(policy.score(micro)[0], list(policy.trainable.values()))
+    first, other = pull(torch.tensor([1.0, 1.0, 1.0])), pull(torch.tensor([1.0, 1.0, 0.9]))
+    torch.testing.assert_close(pull(torch.tensor([0.5, 0.5, 0.5])), first / 2)
+    assert float((first - other).norm()) > 0.01 * float(first.norm())
+    assert not pull(torch.zeros(3)).any()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_room_is_what_gspo_leaves_unclipped(sign):
+    n, k = 200, 4
+    for share, clipped in ((0.99, False), (1.01, True)):
+        d_T = torch.zeros(n, dtype=torch.float64)
+        d_T[:k] = share * (math.log(hidden_change.largest_ratio(n, k)) if sign > 0 else hidden_change.room(n)[0] / k)
+        result = gspo(d_T, pack(torch.zeros_like(d_T), torch.zeros(n, dtype=torch.int64), torch.tensor([sign])))
+        assert bool(result.clipped_T.any()) == clipped
+
+
+def test_the_shortest_response_that_hides_a_ratio():
+    n = hidden_change.shortest_hiding(1.2)
+    assert hidden_change.largest_ratio(n, 1) >= 1.2 > hidden_change.largest_ratio(n - 1, 1)
+
+
+def test_the_share_inside_by_chance_is_that_of_a_simulation():
+    d = np.random.default_rng(0).normal(-1e-4, 0.01, (20_000, 64))
+    s = np.exp(d.mean(1))
+    simulated = ((s >= 1 - 3e-4) & (s <= 1 + 4e-4)).mean()
+    assert hidden_change.inside_by_chance(0.01, 64, -1e-4) == pytest.approx(simulated, abs=0.02)
+
+
+def test_responses_and_what_the_unclipped_hide():
+    part = SimpleNamespace(
+        ids=("a", "b"),
+        sequence_T=torch.tensor([0, 0, 1, 1]),
+        log_ratio_T=torch.tensor([0.5, -0.5, 0.1, 0.1]),
+        log_ratio_S=torch.tensor([0.0, 0.1]),
+        clipped_T=torch.tensor([False, False, True, True]),
+    )
+    found = hidden_change.responses([[], [part]])
+    assert [(r["largest"], r["far"], r["clipped"]) for r in found] == [(0.5, 2, False), (pytest.approx(0.1), 0, True)]
+    step = hidden_change.summary(found)
+    assert (step["clipped"], step["inside"], step["inside_past_grpo"]) == (0.5, 0.5, 1.0)
+    assert (step["free_past_grpo"], step["free_past_2"], step["all_past_grpo"]) == (
+        1,
+        0,
+        0.5,
+    )
+    assert hidden_change.responses([[part]]) == []  # the first minibatch moves nothing
+
+
+def test_a_number_that_foretells_a_fall_of_reward_is_seen_to():
+    rows = [{"seed": 0, "step": t, "reward": -0.001 * t**2, "x": math.sqrt(t), "y": -t} for t in range(20)]
+    assert hidden_change.lead(rows, "x") == [pytest.approx(-1.0)]  # it falls by more from each step to the next
+    assert hidden_change.lead(rows, "y") == [pytest.approx(1.0)]
+    assert hidden_change.rank_correlation([1, 2, 3, 4], [1, 8, 27, 64]) == pytest.approx(1.0)
+
+
+def test_additions_are_scored_one_by_one():
+    completion = Completion(np.zeros(1, np.int64), np.zeros(1, np.float32), "length", 0, 0)
+    samples = [
+        SimpleNamespace(prompt=SimpleNamespace(text="7+5="), text=text, completion=completion)
+        for text in ("12 3+4=7 8+", "12 3+4=8 1+1=2", "1", "12 3+=3 ")
+    ]
+    assert sums.right_share(samples) == [1.0, 0.5, 0.0, 0.5]
+
+
+def test_turns_that_are_missing_are_wrong():
+    turn = {"text": "12", "reply": [{"role": "user", "content": "3+4="}]}
+    lines = [{"prompt": "7+5=", "turns": [turn, {"text": "7", "reply": []}]}, {"prompt": "7+5="}]
+    assert turns.right_by_turn(lines) == [0.5, 0.5, 0.0, 0.0]

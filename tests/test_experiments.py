@@ -1,0 +1,120 @@
+"""The experiments: every recipe loads, every arm resolves, the harness runs what is missing and nothing twice."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo.recipe import load
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "experiments"
+ON_THE_HARNESS = ("clipped_shares", "clip_range", "collapse")
+
+
+@pytest.fixture(scope="module")
+def script():
+    """Imports an experiment by its name, as `python experiments/NAME.py` would."""
+    sys.path.insert(0, str(EXPERIMENTS))
+    yield importlib.import_module
+    sys.path.remove(str(EXPERIMENTS))
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda p: p.name)
+def test_every_recipe_of_an_experiment_loads(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    load(path)
+
+
+def test_every_arm_resolves_and_differs_from_the_others_only_where_it_says(script, tmp_path):
+    common, collapse = script("common"), script("collapse")
+    plan = common.sorting(8, tmp_path)
+    given = [
+        method.settings(rate, scale) for method in common.METHODS.values() for rate in common.RATES for scale in (1, 64)
+    ]
+    given += [collapse.settings(1e-3 * rate, clip, 100) for rate, clip in collapse.OTHER.values()]
+    whole = [plan.config("arm", 0, settings).model_dump() for settings in given]
+    allowed = {"objective", "training"}
+    for one in whole[1:]:
+        assert {key for key in one if one[key] != whole[0][key]} <= allowed
+        assert all(one["training"][key] == whole[0]["training"][key] for key in ("minibatches", "warmup_updates", "groups"))
+
+
+def test_a_search_seed_is_never_reported(script):
+    common = script("common")
+    assert common.SEARCH_SEED not in common.SEEDS and len(common.SEEDS) >= 3
+
+
+@pytest.mark.parametrize("power", [-0.3, -1.0, -2.0])
+def test_the_calibration_nears_its_target_where_the_share_falls_as_a_power_of_the_range(script, power):
+    common = script("common")
+    trials = []
+    scale = 1.0
+    for _ in range(8):
+        trials.append((scale, min(0.5, 0.3 * scale**power)))
+        scale = common.next_scale(trials)
+    nearest = min(abs(math.log(share / common.TARGET)) for _, share in trials)
+    assert nearest < 0.1
+
+
+def test_the_range_at_the_target_is_exact_on_a_power_and_absent_where_no_trial_is_beyond(script):
+    clip_range = script("clip_range")
+    trials = [{"scale": scale, "share": 0.3 * scale**-0.5} for scale in (1.0, 2.0, 16.0)]
+    assert clip_range.range_at_target(trials) == pytest.approx(4 * script("common").METHODS["gspo"].high)
+    assert clip_range.range_at_target(trials[:2]) is None and clip_range.range_at_target(trials[2:]) is None
+
+
+def curve(*rewards):
+    return [{"step": 0}] + [{"step": i + 1, "reward/mean": r} for i, r in enumerate(rewards)]
+
+
+def test_a_collapse_is_a_fall_under_half_of_the_best_that_lasts(script):
+    collapse = script("collapse")
+    steady, dip, fall = [0.8] * 60, [0.8] * 30 + [0.1] * 12 + [0.8] * 20, [0.8] * 30 + [0.0] * 30
+    assert collapse.collapsed_at(curve(*steady)) is None
+    assert collapse.collapsed_at(curve(*dip)) is None
+    fallen = collapse.collapsed_at(curve(*fall))
+    assert 30 < fallen <= 40
+    steps = collapse.checkpoints(curve(*fall), fallen)
+    assert 0 < steps["well before"] < steps["last before"] <= 32 < steps["half fallen"] < steps["after"] == 60
+    assert not [step for step in steps.values() if step % collapse.EVERY]
+
+
+def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    common = script("common")
+    cold = {"steps": 1, "batch_size": 4, "warmup_updates": 1, "evaluate_every": 0, "stop_at": None}
+    small = {f"cold_start.{key}": value for key, value in cold.items()} | {
+        "evaluation": None,
+        "data.parameters": {"digits": 3, "size": 200},
+    }
+    plan = common.sorting(3, tmp_path)
+    plan = common.Plan(plan.recipe, plan.folder, {k: v for k, v in plan.settings.items() if "evaluation" not in k} | small)
+    tiny = {"training.steps": 2, "training.warmup_updates": 4, "rollout.prompts_per_step": 4}
+    settings = {**common.METHODS["gspo"].settings(1e-4, 1), **tiny}
+    folder = plan.run("smoke", 0, settings)
+    before = (folder / "metrics.jsonl").stat().st_mtime_ns
+    assert plan.run("smoke", 0, settings) == folder and (folder / "metrics.jsonl").stat().st_mtime_ns == before
+    rows = common.labelled(folder, what="run", arm="smoke")
+    assert [row["step"] for row in rows] == [1, 2] and {row["arm"] for row in rows} == {"smoke"}
+    assert not [row for row in rows if any("histogram" in key for key in row)]
+
+
+def committed():
+    return [path for name in ON_THE_HARNESS if (path := ROOT / "docs" / "evidence" / f"{name}.jsonl").exists()]
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda p: p.stem)
+def test_all_arms_of_the_committed_rows_had_the_same_seeds_and_steps(script, path):
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    last = {}
+    for row in rows:
+        if row["what"] in ("run", "again"):
+            arm = tuple(row[key] for key in ("digits", "arm", "since", "change") if key in row)
+            steps = last.setdefault(arm, {})
+            steps[row["seed"]] = max(steps.get(row["seed"], 0), row["step"])
+    assert last and all(steps == next(iter(last.values())) for steps in last.values())
+    assert script("common").SEARCH_SEED not in next(iter(last.values()))
