@@ -13,7 +13,6 @@ from typing import Any
 
 from common import (
     EVIDENCE,
-    KEYS,
     METHODS,
     SEARCH_SEED,
     SEEDS,
@@ -39,7 +38,11 @@ PRECISIONS = ("bfloat16", "float32")
 long: it has no instructions for it."""
 OLD = ("engine", "trainer")
 ARMS = {f"{objective}, {old}'s": (objective, old) for objective in METHODS for old in OLD}
-MISMATCH = ("mismatch/size", "mismatch/decisions", "mismatch/decisions_differ", "mismatch/recomputed", "mismatch/k3")
+KEPT = (
+    "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "mismatch/size", "mismatch/decisions",
+    "mismatch/decisions_differ",
+)  # fmt: skip
+"""Less than the other experiments keep: these are runs of 200 steps."""
 
 
 def run(output: Path) -> None:
@@ -67,8 +70,7 @@ def trial(plan: Plan, objective: str, old: str, precision: str, seed: int, rate:
     folder = plan.run(f"{objective}-{precision}-{old}-lr{rate:g}", seed, settings)
     what = "search" if seed == SEARCH_SEED else "run"
     labels = {"what": what, "precision": precision, "arm": f"{objective}, {old}'s", "seed": seed, "rate": rate}
-    keys = (*KEYS, *MISMATCH)
-    return [labels | {key: short(row[key]) for key in keys if row.get(key) is not None} for row in metrics(folder)]
+    return [labels | {key: short(row[key]) for key in KEPT if row.get(key) is not None} for row in metrics(folder)]
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Run from the repository's folder. Writes docs/evidence/routing_replay.jsonl and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
 PUSHED = 16
 """Minibatches a rollout batch: four times the paper's, eight samples each."""
 MOE = (
-    "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/load_by_layer", "moe/dead_experts_by_layer",
-    "moe/auxiliary_loss", "moe/replay_bytes", "moe/replay_s",
+    "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
+    "moe/replay_s",
 )  # fmt: skip
 
 
@@ -93,7 +93,17 @@ def trial(plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps:
     folder = plan.run(f"{objective}-{replay}-lr{rate:g}-n{minibatches}", seed, settings)
     labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
     kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
-    return [a | {k: short(b[k]) for k in MOE if b.get(k) is not None} for a, b in zip(kept, metrics(folder), strict=True)]
+    return [a | experts(b) for a, b in zip(kept, metrics(folder), strict=True)]
+
+
+def experts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is committed of a step's `moe/`: flips by layer of each fifth step, load and dead experts over all layers."""
+    kept = {key: short(row[key]) for key in MOE if row.get(key) is not None}
+    if row["step"] % 5:
+        kept.pop("moe/flips_by_layer", None)
+    if row.get("moe/load_by_layer"):
+        kept |= {"load": short(max(row["moe/load_by_layer"])), "dead": sum(row["moe/dead_experts_by_layer"])}
+    return kept
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -107,8 +117,9 @@ COLUMNS = {
     "clipped tokens": lambda rows: mean(rows, "clip/token"),
     "choices flipped, last minibatch": lambda rows: mean_of(rows, "moe/flips_by_minibatch", -1),
     "tokens with any flip": lambda rows: mean(rows, "moe/tokens_flipped"),
-    "seconds a step": lambda rows: mean(rows, "time/step_s"),
-    "of replay": lambda rows: mean(rows, "moe/replay_s"),
+    "busiest expert over the mean, worst layer": lambda rows: mean(rows, "load"),
+    "experts of 768 that no token chose": lambda rows: mean(rows, "dead"),
+    "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
 }
 
 
