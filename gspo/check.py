@@ -13,6 +13,7 @@ import numpy as np
 
 from .chat import EncodeError, encode_response
 from .config import Config, Source
+from .environments import open_environment
 from .prompts import load_prompts
 from .reporting.text import visible
 from .rewards import Built, RewardError, build, score
@@ -102,11 +103,12 @@ def check_recipe(config: Config, limit: int | None = None, say: Say = print) -> 
     not get the top, alone or in the sum (`solved_at`). No verdict fails a gold answer; it fails the others where
     training would stop for it, or where no answer of its kind got one. What cannot be proven is said in `notes`.
 
-    Raises DataError, RewardError and ModelError for what stops training too. Not covered: answers in other words than
-    these; whether a gold answer is right; rewards without a top (length penalties, reward models, environments), which are
-    not run.
+    Raises DataError, RewardError, ModelError and EpisodeError for what stops training too. Not covered: answers in other
+    words than these; whether a gold answer is right; rewards without a top (length penalties, reward models,
+    environments), which are not run.
     """
     tokenizer, rewards = load_tokenizer(config.model), build(config.rewards)
+    open_environment(config.environment).close()  # one that does not open stops training too
     checked = Checked(notes=[note for b in rewards if (note := _unproven(b))])
     sources: list[tuple[str, Source, int]] = [("data", config.data, config.rollout.max_response_tokens)]
     if config.evaluation is not None:

@@ -27,6 +27,7 @@ from .training import checkpoint
 from .training.optimizer import Optimizer
 from .training.packing import TrainingError, make_micro_batches
 from .training.policy import Policy, load_policy, require_length, shard
+from .training.routing import require_routing
 from .training.sharding import share_by_tokens
 from .types import Metrics, Prompt, Trajectory
 
@@ -40,6 +41,7 @@ def cold_start(config: Config, *, resume: bool = False, world: World = ALONE) ->
     """
     if config.cold_start is None:
         raise RecipeError("the recipe has no [cold_start] table: there is nothing to imitate")
+    open_environment(config.environment).close()  # one that does not open is found now, not at the first evaluation
     table, folder = config.cold_start, world.first(lambda: open_folder(config, resume=resume)) / "cold_start"
     found = world.first(lambda: newest_checkpoint(folder, resume=True, say=print))
     if found and found.state["finished"]:
@@ -53,6 +55,7 @@ def cold_start(config: Config, *, resume: bool = False, world: World = ALONE) ->
         weights = found.model if found and config.model.lora is None else None
         policy = load_policy(config.model, temperature=config.rollout.temperature, seed=config.seed, path=weights)
         require_length(policy, config)
+        require_routing(policy, config)
         shard(policy, world)
         prompts, examples, measure = load_examples(config, policy, terminal.note)
         optimizer = Optimizer(policy.trainable, table, table.steps, policy.dtype)

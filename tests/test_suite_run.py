@@ -145,10 +145,47 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(place, monkeypa
         evaluate_suites(Options(twice.model, [*twice.suites, *twice.suites], data=place))
     with pytest.raises(EvaluationError, match=r"no chat template.*--format text"):
         evaluate_suites(options(place, changes={"format": "chat"}))
-    (place / "sums.jsonl").write_text('{"question": "x+1=", "answer": "2"}\n')
+    (place / "sums.jsonl").write_text('{"question": "x+1=", "answer": "2", "rating": 1200}\n')
     with pytest.raises(EvaluationError, match="row 0: the prompt cannot be tokenised: the tokenizer has no token for 'x'"):
         evaluate_suites(options(place))
     assert not asked and not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('rating_column = "rating"', 'rating_column = "points"', "no row has it; they have question, answer, rating"),
+        ('rating_column = "rating"', 'rating_column = "question"', "row 0: the rating '0.1=' in 'question' is no number"),
+        ("[[rewards]]", "[[rewards]]\nname = 'a'\ntype = 'exact'\n[[rewards]]\nname = 'a'", "two rewards are called a"),
+        ("[[rewards]]", "[[rewards]]\ntype = 'environment'\n[[rewards]]", "a suite has no environment"),
+        ("pass_at = [1, 3]", "pass_at = []", "sampling.pass_at"),
+    ],
+)
+def test_suites_that_could_not_be_scored_are_refused_before_anything_is_sampled(place, monkeypatch, before, after, said):
+    asked, path = count_requests(monkeypatch), place / "sums.toml"
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(EvaluationError, match=said.replace("0.1", ".*")):
+        evaluate_suites(options(place))
+    assert not asked
+
+
+@pytest.mark.parametrize("rule", ["return row['answer']", "raise IndexError('none')"])
+def test_a_rule_for_gold_answers_that_fails_is_a_fault_of_its_row(place, rule):
+    (place / "rules.py").write_text(f"def gold(row, column):\n    {rule}\n")
+    path = place / "sums.toml"
+    path.write_text(f"gold = '{place / 'rules.py'}:gold'\n" + path.read_text())
+    with pytest.raises(EvaluationError, match="row 0: "):
+        evaluate_suites(options(place))
+
+
+@pytest.mark.parametrize(
+    "damage", ["{}", '{"suite": 5}', '{"suite": "sums", "settings": null, "problems": []}', "[" * 100_000]
+)
+def test_results_that_are_none_are_refused_by_file(place, damage):
+    (place / "out").mkdir()
+    (place / "out" / "results.json").write_text(damage)
+    with pytest.raises(EvaluationError, match="results.json: is no results of a suite"):
+        read_results(place / "out")
 
 
 def test_abstentions_count_nowhere_and_are_counted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..types import Message, Reply, Turn
@@ -80,4 +80,4 @@ def checked(reply: Any, sample: str) -> Reply:
         raise EpisodeError(
             f"the environment neither ended the episode of sample {sample} nor said anything: set done = True"
         )
-    return reply
+    return reply if reward is None else replace(reply, reward=float(reward))  # a Fraction cannot be recorded

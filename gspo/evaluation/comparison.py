@@ -48,10 +48,21 @@ def read_results(folder: Path) -> dict[str, Results]:
     for path in paths:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
+            _require_whole(result)
             out[result["suite"]] = result
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EvaluationError(f"{path}: is no results of a suite: {error!r}") from None
     return out
+
+
+def _require_whole(result: Any) -> None:
+    """Raises KeyError, TypeError or ValueError where a comparison would stumble."""
+    if not isinstance(result["suite"], str) or not isinstance(result["settings"], dict):
+        raise TypeError("suite is no name, or settings no table")
+    for problem in result["problems"]:
+        scores, solved = problem["scores"], problem["solved"]
+        if not isinstance(problem["id"], str) or not isinstance(scores, list) or not 0 <= solved <= len(scores):
+            raise ValueError(f"problem {problem['id']}: scores or solved are damaged")
 
 
 def _compared(name: str, first: Results, second: Results) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from ..config import Reward, RewardConfig, SamplingConfig, Section
+from ..config import Reward, RewardConfig, SamplingConfig, Section, reward_name
 from .evaluate import EvaluationError
 
 FOLDER = Path(__file__).parent / "suites"
@@ -46,7 +46,7 @@ class SuiteSampling(SamplingConfig):
 
     samples: int = Field(default=1, gt=0)
     """Responses to each problem; pass@1 is their mean."""
-    pass_at: list[Annotated[int, Field(gt=0)]] = [1]
+    pass_at: list[Annotated[int, Field(gt=0)]] = Field(default=[1], min_length=1)
     """The k of each pass@k to report. Each needs at least k samples."""
 
     @model_validator(mode="after")
@@ -141,8 +141,16 @@ def rewards_of(suite: Suite) -> list[RewardConfig]:
                 f"suite {suite.name} needs the reward type = {table.get('type')!r}, which this version of gspo does not "
                 f"have (it has {', '.join(sorted(known))}): its problems can be loaded, but not scored"
             )
+        if table["type"] == "environment":
+            raise EvaluationError(
+                f"suite {suite.name}: a suite has no environment, whose reward type = 'environment' is: drop it"
+            )
     adapter: TypeAdapter[Any] = TypeAdapter(list[Reward])
-    return _checked(adapter, suite.rewards, f"suite {suite.name}, rewards")
+    rewards = _checked(adapter, suite.rewards, f"suite {suite.name}, rewards")
+    called = [reward_name(r) for r in rewards]
+    if twice := sorted({name for name in called if called.count(name) > 1}):
+        raise EvaluationError(f"suite {suite.name}: two rewards are called {', '.join(twice)}: give each a name of its own")
+    return rewards
 
 
 def _checked(kind: Any, values: Any, where: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,12 @@ def suite_rows(suite: Suite, folder: Path | None, limit: int | None = None) -> l
             added = rule(row, suite.answer_column)
         except KeyError as error:
             faults.append(f"row {number}: has no column {error}; it has {', '.join(row)}")
-        except (ValueError, TypeError, AttributeError) as error:
-            faults.append(f"row {number}: {error}")
+        except Exception as error:  # a rule may be anybody's function
+            faults.append(f"row {number}: {error or type(error).__name__}")
         else:
+            if not isinstance(added, Mapping | None):
+                faults.append(f"row {number}: the rule {suite.gold!r} gave a {type(added).__name__}, not columns or None")
+                continue
             rows += [] if added is None else [{**row, **added}]
         if limit is not None and len(rows) == limit:
             break
@@ -57,7 +61,23 @@ def suite_rows(suite: Suite, folder: Path | None, limit: int | None = None) -> l
         raise EvaluationError(f"suite {suite.name}: its rows have faults:\n" + "\n".join(faults[:NUM_SHOWN]) + more)
     if not rows:
         raise EvaluationError(f"suite {suite.name}: has no rows" + (" in its window of days" if suite.window else ""))
+    _require_ratings(suite, rows)
     return rows
+
+
+def _require_ratings(suite: Suite, rows: Sequence[Row]) -> None:
+    column = suite.rating_column
+    if column is None:
+        return
+    if not any(column in row for row in rows):
+        raise EvaluationError(
+            f"suite {suite.name}: rating_column = {column!r}: no row has it; they have {', '.join(rows[0])}"
+        )
+    for number, rating in enumerate(row.get(column) for row in rows):
+        if rating is not None and not (isinstance(rating, int | float) and math.isfinite(rating)):
+            raise EvaluationError(
+                f"suite {suite.name}: row {number}: the rating {rating!r} in {column!r} is no number of points"
+            )
 
 
 def suite_prompts(suite: Suite, rows: Sequence[Row], tokenizer: Any, rewards: Sequence[Built]) -> list[Prompt]:
@@ -107,7 +127,7 @@ def _file(path: Path) -> list[Row]:
     try:
         text = (gzip.decompress(path.read_bytes()) if name != path.name else path.read_bytes()).decode("utf-8")
         rows = json.loads(text) if name.endswith(".json") else [json.loads(x) for x in text.splitlines() if x.strip()]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise EvaluationError(f"{path}: cannot be read: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise EvaluationError(f"{path}: holds no list of JSON objects")

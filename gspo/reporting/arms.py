@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .records import RecordsError, read_metrics, read_object
+from .records import RecordsError, read_config, read_metrics, read_object
 from .text import visible
 
 APART_FROM_SEEDS = ("seed", "name", "output", "tracking", "checkpoint")
@@ -68,7 +68,7 @@ def read_run(folder: Path) -> Recorded:
     if not any(row["step"] > 0 for row in rows):
         raise RecordsError(f"{folder}: no training step is recorded yet; leave the run out, or wait for its first step")
     end = (folder / "metrics.jsonl").read_bytes()[-1:]
-    return Recorded(folder, read_object(folder / "config.json"), read_object(folder / "versions.json"), rows, end != b"\n")
+    return Recorded(folder, read_config(folder), read_object(folder / "versions.json"), rows, end != b"\n")
 
 
 def arms_of(runs: Sequence[Recorded]) -> list[Arm]:

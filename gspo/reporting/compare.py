@@ -138,6 +138,8 @@ def require_page(path: Path) -> None:
     """Raises RecordsError unless the path ends in .html and its folder is there: nothing else is ever written over."""
     if path.suffix != ".html":
         raise RecordsError(f"{path}: the page is HTML, and nothing else is written over: name a file that ends in .html")
+    if path.is_dir():
+        raise RecordsError(f"{path}: is a folder: name a file for the page")
     if not path.parent.is_dir():
         raise RecordsError(f"{path}: the folder {path.parent} is not there; make it first")
 

@@ -15,8 +15,8 @@ import numpy as np
 from .drawing import Run
 from .figures import COLD_START, FLIPS, REFERENCE, TRAINING, Drawn, draw_figures
 from .pictures import spread
-from .records import read_metrics, read_object, read_samples, sample_steps
-from .strips import CUTS, MAX_BYTES, clips, strips
+from .records import read_config, read_metrics, read_object, read_samples, sample_steps
+from .strips import CUTS, MAX_BYTES, clips, require_whole_tokens, strips
 from .text import visible
 
 MAX_STEPS, MAX_SAMPLES = 40, 16  # embedded: this many steps, this many samples of each
@@ -95,7 +95,7 @@ def _contents(folder: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
     # Without either file it is no run, which is said.
     begun = (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists()
     rows = read_metrics(folder) if begun else []
-    config, versions = read_object(folder / "config.json"), read_object(folder / "versions.json")
+    config, versions = read_config(folder), read_object(folder / "versions.json")
     sections = _sections(folder, Run(rows, _clip(config), lines))
     drawn = [figure for _, figures in sections for figure in figures]
     return {
@@ -185,7 +185,10 @@ Steps = Sequence[tuple[int, Sequence[Mapping[str, Any]]]]
 def _kept_steps(folder: Path) -> Steps:
     """(step, lines of its samples file) of the steps that the page holds."""
     every = sample_steps(folder)
-    return [(every[i], read_samples(folder, every[i])) for i in spread(len(every), MAX_STEPS)]
+    kept = [(every[i], read_samples(folder, every[i])) for i in spread(len(every), MAX_STEPS)]
+    for step, lines in kept:
+        require_whole_tokens(step, lines)
+    return kept
 
 
 def _samples(folder: Path, kept: Steps) -> dict[str, Any]:
@@ -197,7 +200,7 @@ def _samples(folder: Path, kept: Steps) -> dict[str, Any]:
 
 
 def _strips(folder: Path, kept: Steps) -> dict[str, Any]:
-    config = read_object(folder / "config.json")
+    config = read_config(folder)
     for limit in CUTS:
         steps = strips(kept, limit)
         if len(embed(steps).encode()) <= MAX_BYTES:

@@ -76,16 +76,50 @@ class RunRecords:
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl. A torn last line (a run killed while writing) is left out.
 
-    Raises FileNotFoundError if there is no such file, ValueError with file and line number for any other bad line.
+    Raises FileNotFoundError if there is no such file, RecordsError with file and line number for any other bad line, for
+    steps that do not rise, and for what is no number, list of numbers or null.
     """
     path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path}: not there; is {folder} the folder of a run?")
     rows = _read_lines(path, torn_end=True)
+    before = -1
     for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("step"), int):
+        step = row.get("step")
+        if type(step) is not int or not 0 <= step < 2**31:
             raise RecordsError(f"{path}, line {number}: has no step")
+        if step <= before:
+            raise RecordsError(f"{path}, line {number}: step {step} comes after step {before}: rows must rise by step")
+        if wrong := next((key for key, value in row.items() if not _is_measure(value)), None):
+            raise RecordsError(f"{path}, line {number}: {wrong} is no number, list of numbers or null")
+        before = step
     return rows
+
+
+def _is_measure(value: Any) -> bool:
+    return value is None or is_number(value) or (isinstance(value, list) and all(map(_is_measure, value)))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """A run's config.json; empty if there is none.
+
+    Raises RecordsError, naming the file, if it is damaged in what pages are drawn by.
+    """
+    path = Path(folder) / "config.json"
+    config = read_object(path)
+    for table in ("model", "data", "objective", "rollout", "training", "evaluation"):
+        if table in config and not isinstance(config[table], dict) and (table, config[table]) != ("evaluation", None):
+            raise RecordsError(f"{path}: is damaged: {table} is no table of settings")
+    for table, key in (("training", "steps"), ("objective", "clip_low"), ("objective", "clip_high")):
+        value = config.get(table, {}).get(key)
+        if value is not None and not is_number(value):
+            raise RecordsError(f"{path}: is damaged: {table}.{key} is no number")
+    return config
 
 
 def read_object(path: Path) -> dict[str, Any]:

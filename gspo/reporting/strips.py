@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .records import RecordsError, is_number
 from .text import visible
 from .tokens import ends
 
@@ -42,6 +43,39 @@ def strips(steps: Sequence[tuple[int, Sequence[Mapping[str, Any]]]], limit: int)
     return out
 
 
+def require_whole_tokens(step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RecordsError, by sample, for a line whose `tokens` table pictures cannot be drawn from."""
+    for line in lines:
+        table = line.get("tokens")
+        if not table:
+            continue
+        if not isinstance(table, dict) or not _is_whole(table) or not is_number(line.get("ratio")):
+            raise RecordsError(
+                f"samples of step {step}, sample {line.get('id')}: what is recorded of its tokens is damaged; without the "
+                "key `tokens` in its line the report can be drawn"
+            )
+
+
+def _is_whole(table: Mapping[str, Any]) -> bool:
+    """Whether all lists are there, as long as the texts, and hold what they should."""
+    texts = table.get("texts")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return False
+
+    def numbers(key: str) -> bool:
+        values = table.get(key)
+        return isinstance(values, list) and len(values) == len(texts) and all(map(is_number, values))
+
+    return (
+        all(map(numbers, ("ids", "log_ratio", "trainer_logprobs", "engine_logprobs")))
+        and (numbers("advantage") or is_number(table.get("advantage")))
+        and (table.get("engine_gap", "") is None or numbers("engine_gap"))
+        and isinstance(table.get("chosen"), list)
+        and all(is_number(table.get(key)) for key in ("minibatch", "left_out"))
+        and (table.get("left_out_largest", "") is None or is_number(table.get("left_out_largest")))
+    )
+
+
 def _response(line: Mapping[str, Any], limit: int) -> dict[str, Any]:
     table = line["tokens"]
     num = len(table["ids"])
@@ -58,7 +92,7 @@ def _response(line: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "advantage": table["advantage"],
     }
     return {
-        "id": visible(str(line["id"])),
+        "id": visible(str(line.get("id"))),
         "prompt": visible(str(line.get("prompt") or ""))[:300],
         "s": line["ratio"],
         "clipped": bool(line.get("clipped")),

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from .html import render
-from .records import RecordsError, read_object
+from .records import RecordsError, read_config
 from .text import visible
 
 ADDRESS = "127.0.0.1"
@@ -101,7 +101,7 @@ def state(folder: Path) -> tuple[str, bool]:
     if not is_run(folder):
         return f"{name}: waiting for the run to begin; {visible(str(folder), keep='')} is not there yet", True
     try:
-        steps = read_object(folder / "config.json").get("training", {}).get("steps")
+        steps = read_config(folder).get("training", {}).get("steps")
     except RecordsError as error:
         return visible(str(error)), False
     row = last_row(folder)

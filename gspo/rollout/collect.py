@@ -168,7 +168,7 @@ class _Running:
 
     def _require_same(self, now: Reply, before: Reply) -> None:
         """An environment that is asked again answers as it did."""
-        said = [(list(map(dict, r.messages)), bool(r.done), r.reward) for r in (now, before)]
+        said = [([(m["role"], m["content"]) for m in r.messages], bool(r.done), r.reward) for r in (now, before)]
         if said[0] != said[1]:
             raise EpisodeError(
                 f"the environment answers sample {self.name} otherwise than before it was suspended ({said[0]}, then "
