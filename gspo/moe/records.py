@@ -52,7 +52,8 @@ def checked_rows(name: str, rows: np.ndarray, num_tokens: int, shape: tuple[int,
         )
     rows = rows[: num_tokens - 1]
     if rows.size and not (rows.min() >= 0 and rows.max() < num_experts):
-        raise RecordError(f"sample {name}: the engine routed to expert {rows.max()} of a model with {num_experts}")
+        wrong = rows.min() if rows.min() < 0 else rows.max()
+        raise RecordError(f"sample {name}: the engine routed to expert {wrong} of a model with {num_experts}")
     ordered = np.sort(rows, -1)
     twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
     if twice.any():
