@@ -224,7 +224,7 @@ def test_a_run_that_another_process_is_writing_is_followed_to_its_end(tmp_path, 
         assert json.loads(ask(server)[1])["state"] == "run: all 20 steps are recorded"
 
 
-def test_ctrl_c_ends_the_command_and_torch_was_never_loaded(small):
+def test_ctrl_c_ends_the_command_and_torch_was_never_loaded(small, interruptible):
     code = "import sys; from gspo.cli import main; r = main(sys.argv[1:]); print('torch' in sys.modules); sys.exit(r)"
     words = [sys.executable, "-c", code, "watch", str(small)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -235,8 +235,11 @@ def test_ctrl_c_ends_the_command_and_torch_was_never_loaded(small):
         connection.request("GET", "/report")
         assert connection.getresponse().status == 200
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-        held.close()
+        try:
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()  # leaving `with` would wait for it
+            held.close()
     assert (process.returncode, out, err) == (0, "stopped watching; the run goes on as it was\nFalse\n", "")
 
 

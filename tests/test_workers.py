@@ -152,14 +152,6 @@ def test_workers_outlive_the_thread_that_started_them():
     pool.close()
 
 
-@pytest.fixture
-def interruptible():
-    """What a shell starts in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_ctrl_c_ends_the_workers_that_were_at_work_and_the_pool_goes_on(interruptible):
     pool = Pool(ACT, Limits(60.0, 300, 2))
     pids = {o.result["pid"] for o in pool.run([ask("look")] * 8)}
