@@ -256,7 +256,7 @@ class Theirs(Side):
 
         model = self.trainer.model
         head = model.get_output_embeddings().weight
-        counter = FlopCounter(SimpleNamespace(model=model, backbone=model.get_decoder(), head=head))  # type: ignore[arg-type]
+        counter = FlopCounter(SimpleNamespace(model=model, backbone=model.get_decoder(), head=head, routing=None))  # type: ignore[arg-type]
         return flops_of_samples(counter, [(self.task.prompt, n) for n in lengths])
 
     def _options(self) -> dict[str, Any]:

@@ -240,7 +240,8 @@ def test_a_host_that_dies_ends_the_run_everywhere_and_it_goes_on(tmp_path):
     assert dead[0] == -9 and living[0] == 1, living[1]
     assert "gspo: rank 0 stops, because another rank ended without a word, or its host is gone" in living[1]
     assert [row["step"] for row in rows(tmp_path)] == [1]
-    assert [status for status, _ in _agents(path, "--resume")] == [0, 0]
+    again = _agents(path, "--resume")
+    assert [status for status, _ in again] == [0, 0], "\n".join(text for _, text in again)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
 
 

@@ -266,12 +266,12 @@ def test_a_fault_of_the_recipe_stops_at_once_by_name(serve, status, word, on_err
 
 
 def test_a_request_that_is_refused_follows_on_error(serve):
-    server = serve(
-        lambda body, number: (400, {}, {"error": "too long"}) if "xxx" in user_message(body) else (200, {}, graded(10))
-    )
+    def answer(body, number):
+        return (400, {}, {"error": "too long"}) if "xxx" in user_message(body) else (200, {}, graded(10))
+
     samples = [sample("xxx", "4", 0), sample("4", "4", 1)]
-    refused(lambda: score([judge(server)], samples), samples[0].id, 400, "too long", "structured")
-    server.requests.clear()
+    refused(lambda: score([judge(serve(answer))], samples), samples[0].id, 400, "too long", "structured")
+    server = serve(answer)  # the other request to the first may still be on its way
     out = score([judge(server, on_error="abstain")], samples)
     assert [o.total for o in out] == [None, 1.0] and "too long" in out[0].parts["judge"].why
     assert len(server.requests) == 2
