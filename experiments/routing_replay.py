@@ -56,8 +56,8 @@ ARMS = {
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 """Of the search, which is the boundary too: the highest are meant to break something."""
 SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
-PUSHED = 16
-"""Minibatches a rollout batch: four times the paper's, eight samples each."""
+MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
+"""Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
 MOE = (
     "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
     "moe/replay_s",
@@ -73,7 +73,7 @@ def run(output: Path) -> None:
         found = {rate: trial(plan, arm, SEARCH_SEED, rate, 4, SEARCH_STEPS) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
         chosen[arm] = max(RATES, key=lambda rate: score(found[rate]))
-    for minibatches, steps in ((4, STEPS), (PUSHED, PUSHED_STEPS)):
+    for minibatches, steps in MINIBATCHES.items():
         for seed in SEEDS:
             for arm in ARMS:
                 rows += trial(plan, arm, seed, chosen[arm], minibatches, steps)
@@ -138,7 +138,7 @@ def draw() -> None:
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     (paper, pushed), (layers, flips) = figure.subplots(2, 2)
     for arm, colour in COLOURS.items():
-        for axis, minibatches in ((paper, 4), (pushed, PUSHED)):
+        for axis, minibatches in ((paper, 4), (pushed, 16)):
             if mine := [run for (n, name, _), run in runs.items() if (n, name) == (minibatches, arm)]:
                 band(axis, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
         mine = [run for (n, name, _), run in runs.items() if (n, name) == (4, arm)]
@@ -147,7 +147,7 @@ def draw() -> None:
             band(layers, [list(enumerate(flip, 1)) for flip in per_layer], label=arm, colour=colour)
         band(flips, [smooth(run, "moe/tokens_flipped") for run in mine], label=arm, colour=colour)
     paper.set(xlabel="step", ylabel="training reward", title="4 minibatches: mean and range of seeds")
-    pushed.set(xlabel="step", ylabel="training reward", title=f"{PUSHED} minibatches")
+    pushed.set(xlabel="step", ylabel="training reward", title="16 minibatches")
     layers.set(xlabel="layer", ylabel="choices flipped", title="in the fourth minibatch, by layer, without replay")
     flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the fourth minibatch")
     layers.set_ylim(bottom=0)
@@ -167,7 +167,7 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     rates = {f"{rate:g}": rate for rate in RATES}
     print(table(ARMS, rates, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
-    for minibatches in (4, PUSHED):
+    for minibatches in MINIBATCHES:
         seeds = sorted({seed for n, _, seed in runs if n == minibatches})
         if not seeds:
             continue
