@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -54,11 +56,12 @@ def opened_ms(page: Path, *, timeout_s: float = 60) -> tuple[float, float]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server, tempfile.TemporaryDirectory() as folder:
+    with HTTPServer(("127.0.0.1", 0), Handler) as server, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         server.timeout = 0.5
         harness = Path(folder) / "harness.html"
         harness.write_text(HARNESS.format(port=server.server_address[1], page=json.dumps(page.resolve().as_uri())))
-        with subprocess.Popen(browser(folder, harness.as_uri()), stderr=subprocess.DEVNULL) as process:
+        command = browser(folder, harness.as_uri())
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
             try:
                 end = time.monotonic() + timeout_s
                 while not told:
@@ -66,7 +69,7 @@ def opened_ms(page: Path, *, timeout_s: float = 60) -> tuple[float, float]:
                     if time.monotonic() > end:
                         raise TimeoutError(f"{page}: not open after {timeout_s} s")
             finally:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGKILL)  # its helpers too, which write into the profile that is removed next
     loaded, drawn = json.loads(told[0])
     return loaded, drawn
 
