@@ -1,9 +1,9 @@
 """Variance of the gradient against response length, by token ratios (grpo) and sequence ratios (gspo), at a fixed policy.
 
-    python experiments/gradient_variance.py                   # five minutes of processor time on one core
-    python experiments/gradient_variance.py --draw     # figure and tables from the committed rows
+    python experiments/gradient_variance.py
+    python experiments/gradient_variance.py --draw
 
-Run from the folder above experiments. For each of three policies (seeds) and each length, groups of eight responses to one
+Run from the repository's folder. For each of three policies (seeds) and each length, groups of eight responses to one
 prompt are sampled R times from the old policy. The gradient of each group's objective with respect to all parameters is
 made by gspo's own log-probabilities, packing and objectives, for all arms from the same samples and advantages. What is
 kept are products of gradients, of all groups for each arm and of all arms for each group, from which all numbers and
@@ -13,7 +13,6 @@ docs/evidence/gradient_variance.jsonl and gradient_variance.png. T tokens of a r
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import EVIDENCE, SEEDS, Plan, main, read, write
 from gradient_variance_numbers import draw, measured_rows, print_table
 from sums import imitated, right_share
 from torch import Tensor
@@ -34,10 +34,6 @@ from gspo.training.packing import make_micro_batches
 from gspo.training.policy import Policy, load_policy
 from gspo.types import Completion, Prompt, Sample, Trajectory
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
-ROWS = EVIDENCE / "gradient_variance.jsonl"
-
-SEEDS = (0, 1, 2)
 GROUPS = {32: 24, 128: 24, 512: 12, 2048: 6}
 """Resampled groups by length: fewer of the long ones, which cost most."""
 G = 8
@@ -45,6 +41,8 @@ G = 8
 STEPS = {"near": (2, 1.5e-4), "far": (20, 5e-4)}
 """Steps on batches of their own between the old policy and the current one, and their learning rate: a mean |d| of about
 0.02, as in the last minibatch of a batch, and ten times that."""
+OTHER_BATCHES = 1000
+"""Added to the seed for those steps, so that their prompts and samples are not the measured ones."""
 UNCLIPPED = Clip(1.0, math.inf)
 PROMPT = "7+5="
 
@@ -178,28 +176,22 @@ def gradients(policies: dict[str, Policy], length: int, groups: int, seed: int) 
 
 def moved(start: Path, seed: int, output: Path) -> dict[str, Path]:
     """The old policy and those some steps on. The steps have one minibatch each: on-policy all objectives are the same."""
-    from gspo.loop import train
-    from gspo.recipe import build, load
-
-    found = {"old": start}
+    plan, found = Plan("experiments/sums.toml", output, {"training.minibatches": 1}), {"old": start}
     for name, (steps, rate) in STEPS.items():
-        found[name] = output / f"{name}-{seed}" / "checkpoints" / f"step-{steps:06d}" / "model"
-        if not found[name].exists():
-            values = load("experiments/sums.toml").model_dump(mode="json") | {"cold_start": None}
-            values |= {"model": {"path": str(start)}, "seed": 1000 + seed, "output": str(output), "name": f"{name}-{seed}"}
-            values["training"] |= {"steps": steps, "minibatches": 1, "learning_rate": rate}
-            train(build(values))
+        settings = {"training.steps": steps, "training.learning_rate": rate}
+        folder = plan.run(name, OTHER_BATCHES + seed, settings, model=str(start))
+        found[name] = folder / "checkpoints" / f"step-{steps:06d}" / "model"
     return found
 
 
-def run(seed: int, length: int, output: Path) -> None:
+def measure(seed: int, length: int, output: Path) -> None:
     """Products of gradients, and ratios, of one policy at one length, unless they are there."""
     from gspo.recipe import load
 
     path = output / f"gram-{seed}-{length}.npz"
     if path.exists():
         return
-    folders = moved(imitated(seed, output / f"policy-{seed}"), seed, output)
+    folders = moved(imitated(seed, output.parent / "sums" / f"policy-{seed}"), seed, output)
     config = load("experiments/sums.toml").model
     policies = {name: load_policy(replace_model(config, path), temperature=1.0, seed=0) for name, path in folders.items()}
     products, rows = gradients(policies, length, GROUPS[length], seed)
@@ -213,23 +205,22 @@ def replace_model(config, path: Path):
     return config.model_copy(update={"create": None, "path": str(path)})
 
 
-def main() -> None:
-    """Run, write the rows, draw, print: what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--output", type=Path, default=Path("runs/gradient_variance"))
-    options = parser.parse_args()
-    if not options.draw:
-        options.output.mkdir(parents=True, exist_ok=True)
-        for seed, length in [(s, n) for n in GROUPS for s in options.seeds]:
-            run(seed, length, options.output)
-        made = measured_rows(options.output, options.seeds, list(GROUPS), [arm.name for arm in ARMS])
-        ROWS.write_text("".join(json.dumps(row) + "\n" for row in made), "utf-8")
-    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
+def run(output: Path) -> None:
+    """Every policy at every length."""
+    folder = output / "gradient_variance"
+    folder.mkdir(parents=True, exist_ok=True)
+    for length in GROUPS:
+        for seed in SEEDS:
+            measure(seed, length, folder)
+    write("gradient_variance", measured_rows(folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
+
+
+def show() -> None:
+    """The figure, and on standard output the tables."""
+    rows = read("gradient_variance")
     draw(rows, EVIDENCE / "gradient_variance.png")
     print_table(rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(str(__doc__), run, show)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gspo.reporting.seeds import seed_interval
+
 RESAMPLES = 1000
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t with n - 1 degrees of freedom at 0.975, by n."""
 
 LABELS = {
     "none/free": "ratio 1",
@@ -64,21 +64,14 @@ def relative(trace: np.ndarray, mean2: np.ndarray) -> np.ndarray:
 
 
 def slope(lengths: Sequence[int], values: np.ndarray) -> np.ndarray:
-    """Least-squares slope of log value on log length: [lengths, B] -> [B]."""
+    """Least-squares slope of log value on log length: [lengths, B] -> [B]; NaN where a resample's value is not positive."""
     x = np.log(lengths) - np.log(lengths).mean()
-    return x @ np.log(values) / (x @ x)
+    return x @ np.log(np.where(values > 0, values, np.nan)) / (x @ x)
 
 
-def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and the ends of its 95% interval by Student's t."""
-    n, mean = len(values), math.fsum(values) / len(values)
-    half = T_95[n] * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
-    return mean, mean - half, mean + half
-
-
-def over_seeds_geometric(values: Sequence[float]) -> tuple[float, float, float]:
-    """The same of positive numbers on the log scale: geometric mean and ends."""
-    mean, low, high = (math.exp(x) for x in over_seeds([math.log(v) for v in values]))
+def geometric_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """seed_interval of positive numbers on the log scale: geometric mean and ends."""
+    mean, low, high = (math.exp(x) for x in seed_interval([math.log(v) for v in values]))
     return mean, low, high
 
 
@@ -216,7 +209,7 @@ def print_table(rows: list[dict]) -> None:
         print(arm)
         for key in ("slope_trace", "slope_residual", "slope_noise"):
             if len(values := across(rows, arm, key)) > 1:
-                print("    {} {:+.2f} [{:+.2f}, {:+.2f}]".format(key, *over_seeds(values)))
+                print("    {} {:+.2f} [{:+.2f}, {:+.2f}]".format(key, *seed_interval(values)))
         for key in ("trace", "relative", "trace_ratio", "relative_ratio", "factor", "residual", "noise", "mean_abs_d",
                     "sd_token_ratio", "sd_sequence_ratio", "mean_log_s", "lost_positive", "lost_negative"):  # fmt: skip
             found = [across(rows, arm, key, n) for n in lengths]
@@ -229,5 +222,5 @@ def _said(values: Sequence[float], *, arithmetic: bool) -> str:
     if len(values) < 3:
         return str(values)
     return "{:.3g} [{:.3g}, {:.3g}]".format(
-        *(over_seeds if arithmetic or min(values) <= 0 else over_seeds_geometric)(values)
+        *(seed_interval if arithmetic or min(values) <= 0 else geometric_interval)(values)
     )

@@ -1,38 +1,35 @@
 """Where length normalisation hides: few tokens moved far while s stays near 1. Exact, and as found in training.
 
-    python experiments/hidden_change.py                   # a few minutes on one core
-    python experiments/hidden_change.py --draw     # figure and tables from the committed rows
+    python experiments/hidden_change.py
+    python experiments/hidden_change.py --draw
 
-Run from the folder above experiments. The exact part says how far k of n tokens can move before gspo's clip sees it. The
-other part trains the decoder of sums.toml on responses of 128 tokens with gspo, at three learning rates and seeds, and
-takes down for each trained response its s, whether it was clipped, and its tokens' largest |d|. Runs that are there are not
-made again. Writes docs/evidence/hidden_change.jsonl (a row a step of a run, and one of responses a run) and
-hidden_change.png. d is log pi - log pi_old of a token, s the exponential of its mean.
+Run from the repository's folder. The exact part says how far k of n tokens can move before gspo's clip sees it. The other
+part trains the decoder of sums.toml on responses of 128 tokens with gspo, at three learning rates and seeds, and reads of
+each trained response its s, whether it was clipped, and its tokens' largest |d|. Writes docs/evidence/hidden_change.jsonl
+(a row a step of a run, and one of responses a run) and hidden_change.png. d is log pi - log pi_old of a token, s the
+exponential of its mean.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from common import EVIDENCE, SEEDS, Plan, main, metrics, read, shown, write
 from sums import imitated
 
 from gspo.objectives import GRPO_CLIP, GSPO_CLIP
+from gspo.reporting.records import read_samples
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
-ROWS = EVIDENCE / "hidden_change.jsonl"
-SEEDS, RATES, STEPS, SHOWN = (0, 1, 2), (1e-4, 1e-3, 5e-3), 30, 3
+RATES, STEPS, SHOWN = (1e-4, 1e-3, 5e-3), 30, 3
 """Learning rates from a careful one to one that is too high; single responses are kept of the last steps alone."""
 EARLY, LATE = (4, 13), (21, 30)
 """Steps, the first and last included. The first three are left out: AdamW, without moments yet, moves all weights alike."""
 FAR = math.log(1 + GRPO_CLIP.high)
 """A |d| that grpo's clip would not let pass: ln 1.2."""
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t with n - 1 degrees of freedom at 0.975, by n."""
 
 
 def room(num_tokens: int) -> tuple[float, float]:
@@ -58,21 +55,16 @@ def inside_by_chance(sigma: float, num_tokens: int, bias: float = 0.0) -> float:
     return below[1] - below[0]
 
 
-def responses(minibatches: Sequence, after: int = 1) -> list[dict]:
-    """For each response trained on from minibatch `after` (from 0) on: log s, largest |d|, tokens past FAR, clipped.
+def responses(lines: Iterable[Mapping[str, Any]]) -> list[dict]:
+    """Of a step's samples, log s, largest |d|, and whether it was clipped, for each whose tokens had moved.
 
-    In the first minibatch the policies are the same and nothing has moved.
+    In the first minibatch the policies are the same: those are left out, and so is what carried no signal.
     """
-    out = []
-    for r in (r for part in minibatches[after:] for r in part):
-        for k in range(len(r.ids)):
-            d_T = r.log_ratio_T[r.sequence_T == k]
-            out.append({
-                "log_s": float(r.log_ratio_S[k]), "largest": float(d_T.abs().max()), "tokens": len(d_T),
-                "far": int((d_T.abs() > FAR).sum()), "clipped": bool(r.clipped_T[r.sequence_T == k].any()),
-                "up": float(d_T.max()), "down": float(-d_T.min()),
-            })  # fmt: skip
-    return out
+    return [
+        {"log_s": math.log(line["ratio"]), "largest": line["largest_log_ratio"], "clipped": line["clipped"]}
+        for line in lines
+        if line["largest_log_ratio"]
+    ]
 
 
 def is_inside(response: dict) -> bool:
@@ -96,48 +88,31 @@ def summary(found: Sequence[dict]) -> dict:
         largest = np.array([r["largest"] for r in free])
         out |= {"free_past_grpo": float((largest > FAR).mean()), "free_past_2": float((largest > math.log(2)).mean())}
         out |= {"free_largest_median": float(np.median(largest))}
-        out |= {"free_far_tokens": sum(r["far"] for r in free) / sum(r["tokens"] for r in free)}
     return {key: float(f"{value:.5g}") for key, value in out.items()}
 
 
-def train_one(seed: int, rate: float, output: Path) -> list[dict]:
-    """A row a step of one run, and one with the responses of its last steps; the steps are those of gspo.loop.train."""
-    from gspo import data
-    from gspo.recipe import build, load
-    from gspo.run import open_run
-
-    values = load("experiments/sums.toml").model_dump(mode="json") | {"cold_start": None, "seed": seed}
-    values |= {"model": {"path": str(imitated(seed, output / f"policy-{seed}"))}, "output": str(output)}
-    values["training"] |= {"steps": STEPS, "learning_rate": rate}
-    rows, kept = [], []
-    with open_run(build(values | {"name": f"hidden-{seed}-{rate:g}"}), None, resume=False) as run:
-        while run.step < STEPS:
-            prompts, cursor = data.take(run.training, run.cursor, run.config.rollout.prompts_per_step, seed)
-            with run.clock("collect"):
-                groups = run.collect(prompts)
-            with run.clock("score"):
-                scored = run.score(groups)
-            with run.clock("pack"):
-                advantages, minibatches = run.pack(scored)
-            with run.clock("update"):
-                updated = run.update(minibatches)
-            with run.clock("sync"):
-                run.sync()
-            run.advance(cursor)
-            row, found = run.measure(scored, advantages, minibatches, updated), responses(updated.ratios)
-            run.record(row)
-            kept += found if run.step > STEPS - SHOWN else []
-            taken = {"reward": row["reward/mean"], "entropy": row["policy/entropy"], "grad_norm": row["update/grad_norm"]}
-            rows.append({"seed": seed, "rate": rate, "step": run.step} | taken | summary(found))
-    points = [[float(f"{r['log_s']:.3g}"), float(f"{r['largest']:.3g}"), r["clipped"]] for r in kept]
-    return [*rows, {"seed": seed, "rate": rate, "log_s_largest_clipped": points}]
+def run(output: Path) -> None:
+    """Every learning rate at every seed."""
+    plan, rows = Plan("experiments/sums.toml", output / "hidden_change", {"training.steps": STEPS}), []
+    for rate in RATES:
+        for seed in SEEDS:
+            start = imitated(seed, output / "sums" / f"policy-{seed}")
+            folder = plan.run(f"lr{rate:g}", seed, {"training.learning_rate": rate}, model=str(start))
+            rows += rows_of(folder, {"seed": seed, "rate": rate})
+    write("hidden_change", rows)
 
 
-def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and the ends of its 95% interval by Student's t."""
-    n, mean = len(values), math.fsum(values) / len(values)
-    half = T_95[n] * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
-    return mean, mean - half, mean + half
+def rows_of(folder: Path, labels: Mapping[str, Any]) -> list[dict]:
+    """A row a step of one run, and one with the responses of its last steps."""
+    names = {"reward": "reward/mean", "entropy": "policy/entropy", "grad_norm": "update/grad_norm"}
+    found = {row["step"]: responses(read_samples(folder, row["step"])) for row in metrics(folder)}
+    rows = [
+        {**labels, "step": row["step"], **{key: row[name] for key, name in names.items()}, **summary(found[row["step"]])}
+        for row in metrics(folder)
+    ]
+    last = [r for step, some in found.items() if step > STEPS - SHOWN for r in some]
+    points = [[float(f"{r['log_s']:.3g}"), float(f"{r['largest']:.3g}"), r["clipped"]] for r in last]
+    return [*rows, {**labels, "log_s_largest_clipped": points}]
 
 
 def mean_of(rows: Sequence[dict], key: str, first: int, last: int) -> list[float]:
@@ -164,7 +139,7 @@ def lead(rows: Sequence[dict], key: str, ahead: int = 5) -> list[float]:
 
 
 KEYS = ("reward", "entropy", "grad_norm", "clipped", "inside", "abs_log_s_median", "free_past_grpo", "free_past_2",
-        "inside_past_grpo", "all_past_grpo", "free_far_tokens", "free_largest_median")  # fmt: skip
+        "inside_past_grpo", "all_past_grpo", "free_largest_median")  # fmt: skip
 
 
 def print_table(rows: Sequence[dict]) -> None:
@@ -183,7 +158,7 @@ def print_table(rows: Sequence[dict]) -> None:
         for key in KEYS:
             early, late = mean_of(mine, key, *EARLY), mean_of(mine, key, *LATE)
             parts = (early, late, [b - a for a, b in zip(early, late, strict=True)])
-            said = ["{:.4g} [{:.4g}, {:.4g}]".format(*over_seeds(values)) for values in parts]
+            said = [shown(values, 4) for values in parts]
             print(f"{rate:g} {key}: steps {EARLY} {said[0]}, {LATE} {said[1]}, change {said[2]}")
         points = [(abs(p[0]), p[1]) for r in rows if r["rate"] == rate for p in r.get("log_s_largest_clipped", [])]
         print(f"{rate:g} rank correlation of |log s| and largest |d|: {rank_correlation(*zip(*points, strict=True)):.2f}")
@@ -247,33 +222,19 @@ def _draw_time(ax, rows: Sequence[dict]) -> None:
     ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
-def draw(rows: Sequence[dict], path: Path) -> None:
-    """What can hide by length; largest |d| against |log s| of responses; what unclipped responses hide, by step."""
+def draw() -> None:
+    """What can hide by length; largest |d| against |log s| of responses; what unclipped responses hide, by step. Tables."""
     from matplotlib.figure import Figure
 
+    rows = read("hidden_change")
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     exact, joint, time = figure.subplots(1, 3)
     _draw_exact(exact)
     _draw_joint(joint, rows)
     _draw_time(time, [r for r in rows if "step" in r])
-    figure.savefig(path, dpi=100)
-
-
-def main() -> None:
-    """Run, write the rows, draw, print: what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--draw", action="store_true", help="only draw and print what the committed rows say")
-    parser.add_argument("--output", type=Path, default=Path("runs/hidden_change"))
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
-    for rate, seed in [] if options.draw else [(r, s) for r in RATES for s in SEEDS]:
-        if not any((r["seed"], r["rate"]) == (seed, rate) for r in rows):
-            rows += train_one(seed, rate, options.output)
-            ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    draw(rows, EVIDENCE / "hidden_change.png")
+    figure.savefig(EVIDENCE / "hidden_change.png", dpi=100)
     print_table(rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(str(__doc__), run, draw)

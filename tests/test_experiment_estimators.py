@@ -50,12 +50,6 @@ def test_what_an_arm_adds_is_what_is_left_beside_a_multiple_of_the_base():
     assert share[0] == pytest.approx(1 / 100)
 
 
-def test_students_intervals():
-    for interval in (numbers.over_seeds, hidden_change.over_seeds, turns.interval):
-        mean, low, high = interval([1.0, 2.0, 3.0])
-        assert (mean, low, high) == pytest.approx((2.0, 2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
-
-
 @pytest.fixture(scope="module")
 def policy():
     return tiny_policy(hidden_size=16, num_layers=1, num_heads=1, num_kv_heads=1)
@@ -121,23 +115,17 @@ def test_the_share_inside_by_chance_is_that_of_a_simulation():
 
 
 def test_responses_and_what_the_unclipped_hide():
-    part = SimpleNamespace(
-        ids=("a", "b"),
-        sequence_T=torch.tensor([0, 0, 1, 1]),
-        log_ratio_T=torch.tensor([0.5, -0.5, 0.1, 0.1]),
-        log_ratio_S=torch.tensor([0.0, 0.1]),
-        clipped_T=torch.tensor([False, False, True, True]),
-    )
-    found = hidden_change.responses([[], [part]])
-    assert [(r["largest"], r["far"], r["clipped"]) for r in found] == [(0.5, 2, False), (pytest.approx(0.1), 0, True)]
+    moved = [
+        {"ratio": 1.0, "largest_log_ratio": 0.5, "clipped": False},
+        {"ratio": math.exp(0.1), "largest_log_ratio": 0.1, "clipped": True},
+    ]
+    still = [{"ratio": 1.0, "largest_log_ratio": 0.0, "clipped": False}]  # the first minibatch moves nothing
+    untrained = [{"ratio": None, "largest_log_ratio": None, "clipped": None}]
+    found = hidden_change.responses([*still, *moved, *untrained])
+    assert [(r["largest"], r["clipped"]) for r in found] == [(0.5, False), (0.1, True)]
     step = hidden_change.summary(found)
     assert (step["clipped"], step["inside"], step["inside_past_grpo"]) == (0.5, 0.5, 1.0)
-    assert (step["free_past_grpo"], step["free_past_2"], step["all_past_grpo"]) == (
-        1,
-        0,
-        0.5,
-    )
-    assert hidden_change.responses([[part]]) == []  # the first minibatch moves nothing
+    assert (step["free_past_grpo"], step["free_past_2"], step["all_past_grpo"]) == (1, 0, 0.5)
 
 
 def test_a_number_that_foretells_a_fall_of_reward_is_seen_to():

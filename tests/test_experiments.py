@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo.recipe import load
+from gspo.training.policy import load_policy
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -101,6 +102,51 @@ def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(sc
     rows = common.labelled(folder, what="run", arm="smoke")
     assert [row["step"] for row in rows] == [1, 2] and {row["arm"] for row in rows} == {"smoke"}
     assert not [row for row in rows if any("histogram" in key for key in row)]
+
+
+SMALL = {
+    "collapse": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 20, "AGAIN": 5, "DIGITS": 3},
+    "hidden_change": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 2, "EARLY": (1, 1), "LATE": (2, 2)},
+    "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
+    "routing_replay": {
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 5}, "DIGITS": 3,
+        "DECODER": {f"model.create.{k}": v for k, v in
+                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def little_learning(script, tmp_path, monkeypatch):
+    """Experiments start from a model that has learned little, and write elsewhere than the committed evidence."""
+    common = script("common")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(common, "EVIDENCE", tmp_path)
+
+    def start(plan, seed):
+        config, folder = plan.config("start", seed, {}), plan.folder / f"start-{seed}"
+        if not folder.exists():
+            load_policy(config.model, temperature=1.0, seed=seed).save(folder)
+        return str(folder)
+
+    monkeypatch.setattr(common.Plan, "start", start)
+    for name in ("SHORT", "LONG"):
+        monkeypatch.setattr(script("sums"), name, 64)  # what imitates additions learns a few, in seconds
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, little_learning, runs, tmp_path, monkeypatch):
+    experiment = script(name)
+    for key, value in SMALL[name].items():
+        monkeypatch.setattr(experiment, key, value)
+    monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
+    experiment.run(runs)
+    assert script("common").read(name)
 
 
 def committed():

@@ -274,7 +274,7 @@ def test_every_sample_is_diagnosed_by_name(tmp_path):
     policy = tiny_policy()
     trajectories = sampled(policy, LENGTHS)
     _, out = _gradients(tmp_path, policy, trajectories)
-    assert by_sample(out.ratios) == {t.id: (1.0, False) for t in trajectories}
+    assert by_sample(out.ratios) == {t.id: (1.0, False, 0.0) for t in trajectories}
 
 
 def test_learning_rate_warms_up_and_falls():

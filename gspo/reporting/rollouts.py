@@ -85,19 +85,20 @@ def episode_metrics(groups: Groups, *, on: bool) -> Metrics:
 def sample_lines(
     groups: Groups,
     advantages: Sequence[Sequence[Advantage]],
-    updated: Mapping[str, tuple[float, bool]],
+    updated: Mapping[str, tuple[float, bool, float]],
     *,
     step: int,
     tokens: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterable[dict[str, Any]]:
-    """A record of every sample. updated: sample id to (s at its update, whether it was clipped), where it was trained.
+    """A record of every sample. updated: sample id to (s at its update, whether it was clipped, largest |d| of
+    its tokens), where it was trained.
 
     tokens: sample id to what `token_record` made of its tokens, for the few whose tokens are recorded.
     """
     for group, group_advantages in zip(groups, advantages, strict=True):
         for scored, advantage in zip(group, group_advantages, strict=True):
             sample = scored.sample
-            ratio, clipped = updated.get(sample.id, (None, None))
+            ratio, clipped, largest = updated.get(sample.id, (None, None, None))
             yield {
                 "id": sample.id,
                 "step": step,
@@ -114,6 +115,7 @@ def sample_lines(
                 **({"weight_versions": sample.completion.versions} if sample.completion.later else {}),
                 "ratio": ratio,
                 "clipped": clipped,
+                "largest_log_ratio": largest,
                 **({"turns": _turns(sample)} if _is_episode(sample) else {}),
                 **({"tokens": tokens[sample.id]} if tokens and sample.id in tokens else {}),
             }
