@@ -80,8 +80,10 @@ def run(output: Path) -> None:
             write("routing_replay", rows)
 
 
-def trial(plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps: int) -> list[dict[str, Any]]:
-    """The rows of one run."""
+def trial(
+    plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps: int, model: str | None = None
+) -> list[dict[str, Any]]:
+    """The rows of one run, from the seed's cold start or from `model`."""
     objective, replay = ARMS[arm]
     settings = {
         **METHODS[objective].settings(rate, 1.0),
@@ -90,7 +92,7 @@ def trial(plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps:
         "training.minibatches": minibatches,
         "training.steps": steps,
     }
-    folder = plan.run(f"{objective}-{replay}-lr{rate:g}-n{minibatches}", seed, settings)
+    folder = plan.run(f"{objective}-{replay}-lr{rate:g}-n{minibatches}", seed, settings, model=model)
     labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
     kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
     return [a | experts(b) for a, b in zip(kept, metrics(folder), strict=True)]
@@ -118,7 +120,7 @@ COLUMNS = {
     "choices flipped, last minibatch": lambda rows: mean_of(rows, "moe/flips_by_minibatch", -1),
     "tokens with any flip": lambda rows: mean(rows, "moe/tokens_flipped"),
     "busiest expert over the mean, worst layer": lambda rows: mean(rows, "load"),
-    "experts of 768 that no token chose": lambda rows: mean(rows, "dead"),
+    "experts that no token chose, all layers": lambda rows: mean(rows, "dead"),
     "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
 }
 
@@ -131,29 +133,34 @@ def mean_of(rows: Rows, key: str, place: int) -> float:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
+    picture("routing_replay", RATES, tuple(MINIBATCHES))
+
+
+def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> None:
+    """The same of the committed rows of that name: curves at the fewest and the most minibatches, flips at the fewest."""
     from matplotlib.figure import Figure
 
-    rows = read("routing_replay")
+    rows, fewest, most = read(name), minibatches[0], minibatches[-1]
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     (paper, pushed), (layers, flips) = figure.subplots(2, 2)
     for arm, colour in COLOURS.items():
-        for axis, minibatches in ((paper, 4), (pushed, 16)):
-            if mine := [run for (n, name, _), run in runs.items() if (n, name) == (minibatches, arm)]:
+        for axis, number in ((paper, fewest), (pushed, most)):
+            if mine := [run for (n, other, _), run in runs.items() if (n, other) == (number, arm)]:
                 band(axis, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
-        mine = [run for (n, name, _), run in runs.items() if (n, name) == (4, arm)]
+        mine = [run for (n, other, _), run in runs.items() if (n, other) == (fewest, arm)]
         if "replay" not in arm and mine:
             per_layer = [by_layer(run) for run in mine]
             band(layers, [list(enumerate(flip, 1)) for flip in per_layer], label=arm, colour=colour)
         band(flips, [smooth(run, "moe/tokens_flipped") for run in mine], label=arm, colour=colour)
-    paper.set(xlabel="step", ylabel="training reward", title="4 minibatches: mean and range of seeds")
-    pushed.set(xlabel="step", ylabel="training reward", title="16 minibatches")
-    layers.set(xlabel="layer", ylabel="choices flipped", title="in the fourth minibatch, by layer, without replay")
-    flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the fourth minibatch")
+    paper.set(xlabel="step", ylabel="training reward", title=f"{fewest} minibatches: mean and range of seeds")
+    pushed.set(xlabel="step", ylabel="training reward", title=f"{most} minibatches")
+    layers.set(xlabel="layer", ylabel="choices flipped", title="in the last minibatch, by layer, without replay")
+    flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the last minibatch")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
-    figure.savefig(EVIDENCE / "routing_replay.png", dpi=110)
-    print_tables(rows, runs)
+    figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
+    print_tables(rows, runs, rates, minibatches)
 
 
 def by_layer(rows: Rows) -> list[float]:
@@ -162,23 +169,22 @@ def by_layer(rows: Rows) -> list[float]:
     return [sum(layer) / len(layer) for layer in zip(*lists, strict=True)]
 
 
-def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
+def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], minibatches: Sequence[int]) -> None:
     """The search, then each arm's numbers by minibatches, then what replay changes, seed by seed."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
-    rates = {f"{rate:g}": rate for rate in RATES}
-    print(table(ARMS, rates, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
-    for minibatches in MINIBATCHES:
-        seeds = sorted({seed for n, _, seed in runs if n == minibatches})
+    print(table(ARMS, {f"{rate:g}": rate for rate in rates}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
+    for number in minibatches:
+        seeds = sorted({seed for n, _, seed in runs if n == number})
         if not seeds:
             continue
 
-        def cell(arm: str, value: Any, n: int = minibatches, seeds: list[int] = seeds) -> str:
+        def cell(arm: str, value: Any, n: int = number, seeds: list[int] = seeds) -> str:
             return shown([value(runs[n, arm, seed]) for seed in seeds])
 
-        def difference(objective: str, value: Any, n: int = minibatches, seeds: list[int] = seeds) -> str:
+        def difference(objective: str, value: Any, n: int = number, seeds: list[int] = seeds) -> str:
             return shown([value(runs[n, f"{objective} with replay", s]) - value(runs[n, objective, s]) for s in seeds])
 
-        print(f"{minibatches} minibatches\n" + table(ARMS, COLUMNS, cell))
+        print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
 
 

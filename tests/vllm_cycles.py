@@ -9,7 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+SETTINGS = {
+    "cold_start": "null",
+    "evaluation": "null",
+    "rollout.engine": "vllm",
+    "training.steps": "3",
+    "training.warmup_updates": "0",
+}
 
 
 def held() -> dict[str, int]:
@@ -34,16 +41,17 @@ def held() -> dict[str, int]:
 
 def main(cycles: int) -> int:
     """0 if nothing stayed behind."""
-    from conftest import tiny_config, tiny_model
-
     from gspo.loop import train
+    from gspo.recipe import load
 
     first: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as temporary:
         os.environ["TMPDIR"] = tempfile.tempdir = temporary  # nobody else's files are counted
-        model = tiny_model(hidden_size=128, intermediate_size=128).model_dump()
+        os.chdir(ROOT)  # which the recipe's paths are below
         for i in range(cycles):
-            train(tiny_config(Path(folder), name=f"cycle{i}", model=model, rollout__engine="vllm"))
+            settings = SETTINGS | {"name": f"cycle{i}", "output": folder}
+            words = [word for key, value in settings.items() for word in (f"--{key}", value)]
+            train(load("experiments/sorting.toml", words))
             last = held()
             first = first or last
             print(f"cycle {i + 1}: {last}", flush=True)

@@ -1,0 +1,84 @@
+"""The question of routing_replay.py, of a mixture fifteen times as large, twice as deep, with longer answers, on GPUs.
+
+    python experiments/deep_mixture.py
+    python experiments/deep_mixture.py --draw
+
+Run from the repository's folder. All runs of a phase go side by side, a process each, over all GPUs that are visible; a GPU
+holds a dozen of them. Writes docs/evidence/deep_mixture.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import SEARCH_SEED, SEEDS, Plan, main, score, sorting, write
+from routing_replay import ARMS, picture, trial
+
+DIGITS = 16
+DECODER = {
+    "model.dtype": "bfloat16",
+    "model.kernels": "torch",
+    "model.head_dtype": "float32",
+    "model.create.num_layers": 48,
+    "model.create.hidden_size": 128,
+    "model.create.num_experts": 64,
+    "model.create.experts_per_token": 8,
+    "model.create.moe_intermediate_size": 64,
+    "cold_start.learning_rate": 1e-3,
+}
+"""78 million parameters, of which a token meets a sixth. Layers uncompiled: compiling takes as long as a run."""
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+"""Of the search, which is the boundary too."""
+SEARCH_STEPS, STEPS = 40, 60
+MINIBATCHES = (4, 16)
+
+
+def plan_of(output: Path) -> Plan:
+    """Sorting by the deep mixture."""
+    plan = sorting(DIGITS, output)
+    return Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
+
+
+def run(output: Path) -> None:
+    """Cold starts; the search at its own seed; then every arm at its own rate, with few and with many minibatches."""
+    plan, seeds = plan_of(output), (SEARCH_SEED, *SEEDS)
+    starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
+    model = starts[SEARCH_SEED]
+    searched = [(plan, arm, SEARCH_SEED, rate, 4, SEARCH_STEPS, model) for arm in ARMS for rate in RATES]
+    found = side_by_side(trial, searched)
+    scores = {(job[1], job[3]): score(some) for job, some in zip(searched, found, strict=True)}
+    chosen = {arm: max(RATES, key=lambda rate, arm=arm: scores[arm, rate]) for arm in ARMS}
+    wanted = [(plan, arm, s, chosen[arm], n, STEPS, starts[s]) for n in MINIBATCHES for s in SEEDS for arm in ARMS]
+    write("deep_mixture", [row for some in (*found, *side_by_side(trial, wanted)) for row in some])
+
+
+def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple]) -> list[Any]:
+    """What `work` gives for each tuple of arguments, in their order, each computed by a process of its own."""
+    jobs, context = list(jobs), multiprocessing.get_context("spawn")
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    order = context.Value("i", 0)
+    with ProcessPoolExecutor(len(jobs), context, initializer=alone, initargs=(gpus.split(","), order)) as pool:
+        return list(pool.map(work, *zip(*jobs, strict=True)))
+
+
+def alone(gpus: list[str], order: Any) -> None:
+    """Let this process see one GPU, the next in turn; threads of its own would only be in the others' way."""
+    with order.get_lock():
+        place, order.value = order.value, order.value + 1
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+    torch.set_num_threads(1)
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    picture("deep_mixture", RATES, MINIBATCHES)
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
