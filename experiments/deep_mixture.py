@@ -39,23 +39,24 @@ SEARCH_STEPS, STEPS = 40, 60
 MINIBATCHES = (4, 16)
 
 
-def plan_of(output: Path) -> Plan:
-    """Sorting by the deep mixture."""
-    plan = sorting(DIGITS, output)
-    return Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
-
-
 def run(output: Path) -> None:
-    """Cold starts; the search at its own seed; then every arm at its own rate, with few and with many minibatches."""
-    plan, seeds = plan_of(output), (SEARCH_SEED, *SEEDS)
+    """Every arm at its own rate, with few and with many minibatches."""
+    plan, starts, chosen, rows = search(output)
+    wanted = [(plan, arm, s, chosen[arm], n, STEPS, starts[s]) for n in MINIBATCHES for s in SEEDS for arm in ARMS]
+    write("deep_mixture", [*rows, *(row for some in side_by_side(trial, wanted) for row in some)])
+
+
+def search(output: Path) -> tuple[Plan, dict[int, str], dict[str, float], list[dict[str, Any]]]:
+    """The plan, the cold start of each seed, the learning rate of each arm, and the rows of the search that chose it."""
+    plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
+    plan = Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
     model = starts[SEARCH_SEED]
     searched = [(plan, arm, SEARCH_SEED, rate, 4, SEARCH_STEPS, model) for arm in ARMS for rate in RATES]
     found = side_by_side(trial, searched)
     scores = {(job[1], job[3]): score(some) for job, some in zip(searched, found, strict=True)}
     chosen = {arm: max(RATES, key=lambda rate, arm=arm: scores[arm, rate]) for arm in ARMS}
-    wanted = [(plan, arm, s, chosen[arm], n, STEPS, starts[s]) for n in MINIBATCHES for s in SEEDS for arm in ARMS]
-    write("deep_mixture", [row for some in (*found, *side_by_side(trial, wanted)) for row in some])
+    return plan, starts, chosen, [row for some in found for row in some]
 
 
 def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple]) -> list[Any]:
