@@ -17,9 +17,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import update
 from sides import OursSettings, Side, Task, Theirs, TheirSettings
@@ -96,9 +97,9 @@ class OurStep(Side):
         asked = self.next_update()
         run.config = self.configs[asked["old_logprobs"]]
         self.lengths, self.running = wanted(self.task, asked["lengths"]), True
-        self._force(run.engine)
         self.interval.begin(asked["profile"])
-        groups, waiting = self.collect(run, prompts)
+        with patch.object(run.engine, "generate", self._forced(run.engine.generate)):
+            groups, waiting = self.collect(run, prompts)
         self.interval.settle()
         self.collect_s = self.interval.so_far()
         found = [s.num_tokens for group in groups for s in group]
@@ -106,19 +107,14 @@ class OurStep(Side):
         self.tokens = sum(len(s.prompt.token_ids) + s.num_tokens for group in groups for s in group)
         return groups, waiting
 
-    def _force(self, engine: Any) -> None:
-        """Give each request of a rollout its own limit, once and for all: a probe asks for other numbers of tokens."""
-        inner = engine._llm.llm_engine
-        if hasattr(inner, "forced"):
-            return
-        add, inner.forced = inner.add_request, True
+    def _forced(self, sample: Any) -> Any:
+        """An engine's `generate` with a limit of its own for each response; what reaches it counts as ended."""
 
-        def add_request(name: str, prompt: Any, params: Any) -> Any:
-            if params.max_tokens == longest(self.task):
-                params.max_tokens = self.lengths[params.extra_args["sample"]]
-            return add(name, prompt, params)
+        def generate(requests: Any, *args: Any) -> Any:
+            asked = [replace(r, limit=n) for r, n in zip(requests, self.lengths, strict=True)]
+            return [replace(c, finish_reason="stop") for c in sample(asked, *args)]
 
-        inner.add_request = add_request
+        return generate
 
     def _recipe(self, old_logprobs: str) -> dict[str, Any]:
         task, settings = self.task, self.settings
