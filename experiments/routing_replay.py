@@ -137,11 +137,14 @@ def draw() -> None:
 
 
 def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> None:
-    """The same of the committed rows of that name: curves at the fewest and the most minibatches, flips at the fewest."""
+    """The same of the committed rows of that name: curves at the fewest and the most minibatches, or beside a single number
+    of them those of the search; flips at the fewest."""
     from matplotlib.figure import Figure
 
-    rows, fewest, most = read(name), minibatches[0], minibatches[-1]
+    rows = read(name)
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
+    minibatches = [n for n in minibatches if any(n == number for number, _, _ in runs)]
+    fewest, most = minibatches[0], minibatches[-1]
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     (paper, pushed), (layers, flips) = figure.subplots(2, 2)
     for arm, colour in COLOURS.items():
@@ -155,12 +158,25 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> No
         band(flips, [smooth(run, "moe/tokens_flipped") for run in mine], label=arm, colour=colour)
     paper.set(xlabel="step", ylabel="training reward", title=f"{fewest} minibatches: mean and range of seeds")
     pushed.set(xlabel="step", ylabel="training reward", title=f"{most} minibatches")
+    if fewest == most:
+        pushed.clear()
+        _draw_search(pushed, rows, rates)
     layers.set(xlabel="layer", ylabel="choices flipped", title="in the last minibatch, by layer, without replay")
     flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the last minibatch")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, rates, minibatches)
+
+
+def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
+    found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    for style, rate in zip(("-", "--", "-.", ":"), rates, strict=True):
+        for arm, colour in COLOURS.items():
+            axis.plot(*zip(*smooth(found[arm, rate], "reward/mean"), strict=True), style, color=colour, linewidth=1.2)
+        axis.plot([], [], style, color="grey", label=f"{rate:g}")
+    axis.set(xlabel="step", ylabel="training reward", title="the search, by learning rate")
+    axis.legend(frameon=False, fontsize=8)
 
 
 def by_layer(rows: Rows) -> list[float]:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_every_arm_resolves_and_differs_from_the_others_only_where_it_says(scrip
     for one in whole[1:]:
         assert {key for key in one if one[key] != whole[0][key]} <= allowed
         assert all(one["training"][key] == whole[0]["training"][key] for key in ("minibatches", "warmup_updates", "groups"))
+
+
+def test_processes_side_by_side_answer_in_order_and_take_gpus_in_turn(script, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    found = script("deep_mixture").side_by_side(os.getenv, [("CUDA_VISIBLE_DEVICES",), ("NO_SUCH_NAME",)] * 2)
+    assert {found[0], found[2]} <= {"3", "5"} and found[1::2] == [None, None]
 
 
 def test_a_search_seed_is_never_reported(script):
@@ -113,6 +120,12 @@ SMALL = {
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
+    "deep_mixture": {
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 5, "DIGITS": 3,
+        "DECODER": {f"model.create.{k}": v for k, v in
+                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
+        "side_by_side": lambda work, jobs: [work(*job) for job in jobs],
+    },
 }  # fmt: skip
 
 
@@ -144,7 +157,7 @@ def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, littl
     experiment = script(name)
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
-    monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
+    monkeypatch.setattr(experiment, "EVIDENCE", tmp_path, raising=False)
     experiment.run(runs)
     assert script("common").read(name)
 
