@@ -351,12 +351,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
         world.require_same("the prompts", lambda: [(p.id, p.token_ids) for p in (*training, *evaluation)])
         with signals.interruptible():
             engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
-        records = RunRecords(folder)
-        trackers = Trackers([])
-        if world.is_main:
-            records.truncate_after(done if found else -1)
-            settings = config.model_dump(mode="json")
-            trackers = open_trackers(config.tracking, folder, config.name, settings, resumed_at=done if found else None)
+        records, trackers = _open_records(config, folder, done if found else None, world)
         stack.callback(trackers.close)
         total = config.training.steps * config.training.minibatches
         run = Run(
@@ -397,3 +392,13 @@ def _saved_when_interrupted(run: Run) -> Iterator[None]:
         done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
         run.terminal.note(f"{done}; go on with --resume")
         raise
+
+
+def _open_records(config: Config, folder: Path, resumed_at: int | None, world: World) -> tuple[RunRecords, Trackers]:
+    """The run's own files, without what lies behind the step it goes on from, and the trackers; the main rank's alone."""
+    records = RunRecords(folder)
+    if not world.is_main:
+        return records, Trackers([])
+    records.truncate_after(-1 if resumed_at is None else resumed_at)
+    settings = config.model_dump(mode="json")
+    return records, open_trackers(config.tracking, folder, config.name, settings, resumed_at=resumed_at)

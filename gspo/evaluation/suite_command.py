@@ -84,7 +84,8 @@ def evaluate_suites(options: Options) -> str:
         config = _sized(options, path, policy, tasks)
         for task in tasks:
             require_same(task.folder, task.settings)
-            terminal.note(suite_settings(task.suite))
+            for line in suite_settings(task.suite):
+                terminal.note(line)
         with closing(open_engine(config, policy, terminal.note)) as engine:
             prove(engine, policy, open_probe(config, policy, tasks[0].prompts))
             with terminal.generation(total) as progress:
@@ -150,7 +151,7 @@ def _folder_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", model.strip("/").rpartition("/")[2]) or "model"
 
 
-def suite_settings(suite: Suite) -> str:
-    """A suite in a few lines, for people: what it asks, and where its settings come from."""
+def suite_settings(suite: Suite) -> list[str]:
+    """A suite in three lines, for people: what it asks, how it samples, and where these settings come from."""
     sampling = ", ".join(f"{k} = {v}" for k, v in suite.sampling.model_dump().items())
-    return f"{suite.name}: {suite.about}\n  {sampling}\n  {' '.join(suite.settings_from.split())}"
+    return [f"{suite.name}: {suite.about}", f"  {sampling}", f"  {' '.join(suite.settings_from.split())}"]

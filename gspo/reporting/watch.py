@@ -148,24 +148,8 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     may open the page too. Raises RecordsError for a folder of something else, OSError, with the port, if that is taken.
     """
     watch = Watch(folder)
-    shell, policy = _shell(folder)
-
-    class Handler(_Handler):
-        def answer(self, path: str) -> Answer:
-            if path == "/":
-                return 200, "text/html", shell
-            if path == "/report":
-                return 200, "text/html", watch.page()
-            if path == "/version":
-                words, live = state(folder)
-                return 200, "application/json", json.dumps({"version": watch.version(), "state": words, "live": live})
-            return 404, "text/plain", "there is nothing here; the page is at /\n"
-
-        def policy(self, path: str) -> str:
-            return policy if path == "/" else "frame-ancestors 'self'"
-
     try:
-        return _Server((ADDRESS, port), Handler)
+        return _Server(watch, port)
     except OSError as error:
         raise OSError(f"port {port} of {ADDRESS} cannot be had ({error.strerror}): choose another, or 0 for any") from error
 
@@ -198,27 +182,38 @@ def _shell(folder: Path) -> tuple[str, str]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a browser that holds a connection open does not keep Ctrl-C waiting
 
+    def __init__(self, watch: Watch, port: int) -> None:
+        self.watch = watch
+        self.shell, self.policy = _shell(watch.folder)
+        super().__init__((ADDRESS, port), _Handler)
+
+    def answer(self, path: str) -> Answer:
+        if path == "/":
+            return 200, "text/html", self.shell
+        if path == "/report":
+            return 200, "text/html", self.watch.page()
+        if path == "/version":
+            words, live = state(self.watch.folder)
+            return 200, "application/json", json.dumps({"version": self.watch.version(), "state": words, "live": live})
+        return 404, "text/plain", "there is nothing here; the page is at /\n"
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a browser that left
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: _Server
     timeout = SILENT_S
     server_version, sys_version = "gspo", ""
-
-    def answer(self, path: str) -> Answer:
-        raise NotImplementedError
-
-    def policy(self, path: str) -> str:
-        raise NotImplementedError
 
     def do_GET(self) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")
         if (host[0] or host[2]).lower() not in NAMES:
             return self._send(421, "text/plain", f"this server answers to {' and '.join(NAMES)} alone\n", {})
         path = self.path.partition("?")[0]
-        self._send(*self.answer(path), {"Content-Security-Policy": self.policy(path)})
+        policy = self.server.policy if path == "/" else "frame-ancestors 'self'"
+        self._send(*self.server.answer(path), {"Content-Security-Policy": policy})
 
     def _send(self, status: int, kind: str, text: str, headers: Mapping[str, str]) -> None:
         body = text.encode()

@@ -25,8 +25,7 @@ class Passes:
 
     def __init__(self, policy: Policy, config: Config) -> None:
         """Raises TrainingError, by sample, where an engine's record cannot be of its sample."""
-        self.policy, self.kind = policy, config.training.replay
-        self._routing = policy.routing
+        self.policy = policy
         self._watcher = None if policy.routing is None else _Watcher(policy.routing, policy, config)
 
     def score(self, micro: MicroBatch, *, at_old: bool, seen: bool = False) -> tuple[Tensor, Tensor]:
