@@ -18,7 +18,10 @@ import torch
 
 from . import __version__
 from .config import Config
+from .distributed import World
 from .recipe import RecipeError, differences
+from .reporting.records import RunRecords
+from .reporting.trackers import Trackers, open_trackers
 from .training import checkpoint
 from .training.update import chosen_clip
 
@@ -151,3 +154,13 @@ def newest_checkpoint(folder: Path, *, resume: bool, say: Callable[[str], None])
     if found is None and (folder / "metrics.jsonl").exists():
         say(f"{folder} has no whole checkpoint: starting from the beginning")
     return found
+
+
+def open_records(config: Config, folder: Path, resumed_at: int | None, world: World) -> tuple[RunRecords, Trackers]:
+    """The run's own files, without what lies behind the step it goes on from, and the trackers; the main rank's alone."""
+    records = RunRecords(folder)
+    if not world.is_main:
+        return records, Trackers([])
+    records.truncate_after(-1 if resumed_at is None else resumed_at)
+    settings = config.model_dump(mode="json")
+    return records, open_trackers(config.tracking, folder, config.name, settings, resumed_at=resumed_at)

@@ -16,13 +16,13 @@ from .config import Config
 from .distributed import ALONE, SharedError, World
 from .environments import Environment, EpisodeError, open_environment
 from .evaluation.evaluate import sample_and_score, summarise
-from .folder import Clock, leave_folder, newest_checkpoint, open_folder
+from .folder import Clock, leave_folder, newest_checkpoint, open_folder, open_records
 from .objectives import clip_warning, estimate_kl
 from .prompts import training_and_evaluation_prompts
 from .reporting.records import RunRecords
 from .reporting.rollouts import episode_metrics, partial_metrics, reward_metrics, rollout_metrics, sample_lines
 from .reporting.terminal import Terminal
-from .reporting.trackers import Trackers, open_trackers
+from .reporting.trackers import Trackers
 from .rewards import Built, RewardError, build, notes, score
 from .rollout.collect import Group, begin, go_on, num_tokens, unfinished, whole
 from .rollout.engine import Engine, EngineError, sample_seed
@@ -351,7 +351,7 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
         world.require_same("the prompts", lambda: [(p.id, p.token_ids) for p in (*training, *evaluation)])
         with signals.interruptible():
             engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
-        records, trackers = _open_records(config, folder, done if found else None, world)
+        records, trackers = open_records(config, folder, done if found else None, world)
         stack.callback(trackers.close)
         total = config.training.steps * config.training.minibatches
         run = Run(
@@ -392,13 +392,3 @@ def _saved_when_interrupted(run: Run) -> Iterator[None]:
         done = f"saved at step {run.step}" if run.step else "stopped before the first step was done"
         run.terminal.note(f"{done}; go on with --resume")
         raise
-
-
-def _open_records(config: Config, folder: Path, resumed_at: int | None, world: World) -> tuple[RunRecords, Trackers]:
-    """The run's own files, without what lies behind the step it goes on from, and the trackers; the main rank's alone."""
-    records = RunRecords(folder)
-    if not world.is_main:
-        return records, Trackers([])
-    records.truncate_after(-1 if resumed_at is None else resumed_at)
-    settings = config.model_dump(mode="json")
-    return records, open_trackers(config.tracking, folder, config.name, settings, resumed_at=resumed_at)

@@ -15,9 +15,13 @@ import torch
 from conftest import group_of, sampled, tiny_config, tiny_model, tiny_policy
 from moe_support import EXPERTS, moe_policy, with_experts
 from test_kernels import needs_compiler
+from test_partial_rollouts import SAMPLING, prompts
 
 from gspo.loop import train
 from gspo.recipe import RecipeError
+from gspo.rollout.collect import begin, go_on, unfinished
+from gspo.rollout.suspended import restored, saved
+from gspo.rollout.transformers import TransformersEngine
 from gspo.training.flops import FlopCounter
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import TrainingError, make_micro_batches
@@ -264,3 +268,22 @@ def test_of_stacked_experts_those_count_as_arithmetic_that_compute_a_token():
     policy.routing = None
     idle = 1 - routing.top_k / routing.num_experts
     assert 0 < idle < 1 and FlopCounter(policy).body - counted == pytest.approx(2 * experts * idle)
+
+
+def test_a_sample_that_was_suspended_has_the_experts_of_one_that_was_not():
+    policy = moe_policy()
+    engine = TransformersEngine(policy, max_rows=4, routed_experts=True)
+    asked = prompts(policy)
+
+    def sampled_by(budget):
+        groups = begin(asked, group_size=4, seed=0, step=1)
+        while unfinished(groups):
+            groups = go_on(engine, groups, SAMPLING, policy.tokenizer, budget)
+            groups = restored(json.loads(json.dumps(saved(groups))), asked)
+        return [s for group in groups for s in group]
+
+    for parts, at_once in zip(sampled_by(4), sampled_by(None), strict=True):
+        experts = at_once.completion.routed_experts
+        assert parts.completion.token_ids.tolist() == at_once.completion.token_ids.tolist()
+        assert experts is not None and experts.any() and parts.completion.routed_experts.dtype == experts.dtype
+        np.testing.assert_array_equal(np.sort(parts.completion.routed_experts), np.sort(experts))
