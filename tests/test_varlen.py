@@ -10,6 +10,7 @@ import torch
 
 from gspo.training import varlen
 from gspo.training.attention import Layout, Segment, packed_attention
+from gspo.training.kernels import KernelError
 from gspo.training.varlen import Kernels
 
 
@@ -107,7 +108,7 @@ def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capa
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: capability)
-    found = varlen._flash_attention.__wrapped__(0)
+    found = varlen.flash_attention.__wrapped__(0)
     assert (found is not None) == used
     if found:
         query, key = torch.randn(9, 4, 8), torch.randn(9, 2, 8)
@@ -119,7 +120,17 @@ def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capa
         grads = found.backward(out, query, key, key, out, norm, (starts, starts, 5, 5), **options)
         torch.testing.assert_close(grads, backward(out, query, key, key, *wanted, (starts, starts, 5, 5), **options))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
-    assert varlen._flash_attention.__wrapped__(0) is None
+    assert varlen.flash_attention.__wrapped__(0) is None
+
+
+def test_flash_attention_that_is_installed_without_what_it_needs_is_refused(tmp_path, monkeypatch):
+    package = tmp_path / "flash_attn" / "cute"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import no_such_compiler")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (9, 0))
+    with pytest.raises(KernelError, match=r"flash-attn-4 is installed but cannot be used .*no_such_compiler.*uninstall it"):
+        varlen.flash_attention.__wrapped__(0)
 
 
 @pytest.mark.parametrize("shape", [[(5, None), (3, None)], [(4, None), (3, 0), (2, 0), (5, None)]])

@@ -29,6 +29,7 @@ from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled,
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
 from .sharding import Shards, full, gathered
+from .varlen import flash_attention
 
 disable_progress_bar()  # of loading and saving: a run has its own display
 
@@ -357,6 +358,8 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
             compile_layers(policy.backbone)
         if checkpointing != "none":
             checkpoint_layers(policy.backbone, checkpointing)
+        if policy.device.type == "cuda":
+            flash_attention(policy.head.device.index)  # said now what the first layer would trip over
     except KernelError as error:
         raise ModelError(str(error)) from error
     layout = Layout.of([Segment(length), Segment(length)], policy.device)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .kernels import KernelError
+
 HEAD_DIM = 256
 """Widest head that torch's kernels take; their widths are multiples of eight."""
 
@@ -146,7 +148,7 @@ def _joiner(on_gpu: bool) -> Callable[..., None]:
 
 
 def _kernels(query: Tensor) -> Kernels:
-    flash = _flash_attention(query.device.index) if query.shape[-1] <= FLASH_HEAD_DIM else None
+    flash = flash_attention(query.device.index) if query.shape[-1] <= FLASH_HEAD_DIM else None
     return flash or Kernels(_torch_forward, _torch_backward)
 
 
@@ -174,15 +176,18 @@ def _torch_backward(
 
 
 @functools.cache
-def _flash_attention(gpu: int | None) -> Kernels | None:
-    """FlashAttention-4's kernels, where the package is installed and made for this GPU. Raises ImportError for a release
-    of it in which they have other names."""
+def flash_attention(gpu: int | None) -> Kernels | None:
+    """FlashAttention-4's kernels, where the package is installed and made for this GPU. Raises KernelError where it is
+    installed and lacks what it needs, ImportError for a release in which they have other names."""
     if gpu is None or torch.cuda.get_device_capability(gpu)[0] not in FLASH_GPUS:
         return None
     try:
         import flash_attn.cute  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
+    except ModuleNotFoundError as error:
+        if error.name in ("flash_attn", "flash_attn.cute"):
+            return None
+        wanted = f"flash-attn-4 is installed but cannot be used ({error}): complete it, or uninstall it"
+        raise KernelError(wanted) from error
     from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
         _flash_attn_bwd,
         _flash_attn_fwd,
