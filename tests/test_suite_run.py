@@ -256,7 +256,7 @@ def test_the_command_takes_suites_and_keeps_recipes(place, monkeypatch, capsys):
     assert cli.main(["eval", str(place / "model"), "--suite", str(place / "sums.toml"), *words]) == 0
     shown = capsys.readouterr().out
     assert "sums: sums" in shown and "samples = 4, pass_at = [1, 3]" in shown
-    assert "95% (bootstrap)" in shown and "pass@3" in shown
+    assert "95% (bootstrap)" in shown and "pass@3" in shown and "U+000A" not in shown
     assert cli.main(["compare-evals", str(place / "out"), str(place / "out")]) == 0
     seen = {}
     monkeypatch.setattr("gspo.evaluation.command.evaluate_model", lambda config, model: seen.update(c=config) or "done")
@@ -271,6 +271,9 @@ def test_words_of_the_wrong_kind_are_refused(place, capsys):
     for words in (["--limit", "0"], ["--training.steps", "3"], ["--from", model]):
         with pytest.raises(SystemExit):
             cli.main(["eval", model, "--suite", "gsm8k", *words])
+    suite = ["--suite", str(place / "sums.toml"), "--data", str(place)]
+    assert cli.main(["eval", model, *suite, "--output", str(place / "sums.jsonl")]) == 1
+    assert "is a file; results are a folder" in capsys.readouterr().err
     assert cli.main(["eval", "recipes/quickstart.toml", "--samples", "3"]) == 1
     assert "evaluation.samples" in capsys.readouterr().err
 

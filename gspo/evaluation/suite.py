@@ -158,5 +158,14 @@ def _checked(kind: Any, values: Any, where: str) -> Any:
     try:
         return validate(values)
     except ValidationError as error:
-        faults = [(".".join(map(str, f["loc"])), f["msg"].removeprefix("Value error, ")) for f in error.errors()]
+        faults = [(".".join(map(str, f["loc"])), _said(f)) for f in error.errors()]
         raise EvaluationError("\n".join(f"{where}: {key + ': ' if key else ''}{text}" for key, text in faults)) from None
+
+
+def _said(fault: Mapping[str, Any]) -> str:
+    """What is wrong, in words; for a key that nothing has, the nearest one that something of a suite has."""
+    if fault["type"] != "extra_forbidden":
+        return fault["msg"].removeprefix("Value error, ")
+    known = [name for kind in (Suite, SuiteSampling, Hub, Window) for name in kind.model_fields]
+    near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+    return f"unknown key; the nearest known one is {near[0]}" if near else "unknown key"

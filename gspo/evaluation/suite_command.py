@@ -73,6 +73,8 @@ def evaluate_suites(options: Options) -> str:
     path = str(find_model(Path(options.model))) if Path(options.model).exists() else options.model
     require_engine(_config(options, path, 1, 1))
     output = options.output or Path("evaluations") / _folder_name(options.model)
+    if output.exists() and not output.is_dir():
+        raise EvaluationError(f"--output {output}: is a file; results are a folder: name another place")
     total = sum(len(r) * s.sampling.samples for s, r in zip(suites, rows, strict=True))
     with Terminal("evaluation", len(suites), title=path) as terminal:
         policy = load_policy(_config(options, path, 1, 1).model, temperature=1.0, seed=options.seed)
