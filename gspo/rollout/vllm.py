@@ -187,7 +187,11 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM and give its memory back. Safe to call twice, and after a start that failed."""
-        llm, self._llm, self._model, self.draws = self._llm, None, None, _Draws()
+        llm, model, self._llm, self._model, self.draws = self._llm, self._model, None, None, _Draws()
+        if model is not None and (reload := sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")):
+            for layer in model.modules():  # kept there weakly, beside values that hold it: it would never go
+                reload.LAYERWISE_INFO.pop(layer, None)
+        del model
         if llm is not None:
             if self._asleep:  # what it gave back already it cannot give back again, and would complain
                 with contextlib.suppress(Exception):  # too little memory to wake: then it complains
