@@ -166,6 +166,10 @@ def test_s_by_length_is_what_loops_over_the_samples_find(tmp_path):
     told = [replace(t, engine_logprobs=np.float32(t.engine_logprobs + gaps[t.id])) for t in honest]
     out, _, _ = updated(tmp_path, policy, told, training__minibatches=1)
     metrics = mismatch_metrics(out.ratios, recomputed=False)
+    d = np.concatenate([-gaps[t.id] for t in told])
+    assert metrics["mismatch/k1"] == pytest.approx(-d.mean(), abs=1e-5)
+    assert metrics["mismatch/k3"] == pytest.approx((np.exp(d) - 1 - d).mean(), abs=1e-5)
+    assert metrics["mismatch/largest_log_ratio"] == pytest.approx(np.abs(d).max(), abs=1e-4)
     found = defaultdict(list)
     for t in told:
         found[sum(t.num_trained > edge for edge in LENGTHS)].append(np.exp(-gaps[t.id].mean()))

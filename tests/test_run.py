@@ -194,3 +194,13 @@ def test_a_loss_that_is_not_finite_is_skipped_counted_and_recorded_as_null(tmp_p
 def test_no_step_is_charged_for_the_evaluation_before_training(tmp_path):
     first = rows(train(tiny_config(tmp_path, evaluation=EVALUATION)))[1]
     assert first["time/evaluate_s"] == 0.0
+
+
+def test_an_update_that_runs_out_of_memory_says_what_to_lower(tmp_path, monkeypatch):
+    def too_large(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr("gspo.run.update", too_large)
+    wanted = r"step 1: out of memory in the update: lower training.micro_batch_tokens, .*memory_fraction or .*sleep = true"
+    with pytest.raises(TrainingError, match=wanted):
+        train(tiny_config(tmp_path))

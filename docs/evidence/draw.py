@@ -13,6 +13,8 @@ FIGURES = {
     "smollm2": ("SmolLM2-135M-Instruct: What is a*b?", 0.45),
 }
 
+ENDS = ("", "_low", "_high")
+
 
 def rows(run: Path) -> list[dict]:
     """The rows of a run's metrics."""
@@ -59,6 +61,25 @@ def draw_precisions(name: str) -> None:
     figure.savefig(HERE / f"{name}.png", dpi=110)
 
 
+def print_precisions(name: str) -> None:
+    """The table of precisions.md, on standard output."""
+    table = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
+    for dtype in ("bfloat16", "float16", "float32"):
+        for old in ("engine", "trainer"):
+            mine = [r for r in table if (r["dtype"], r["old"]) == (dtype, old)]
+            runs = [[r for r in mine if r["seed"] == seed] for seed in sorted({r["seed"] for r in mine})]
+            held = [[r for r in run if "evaluation/pass@1" in r][-1] for run in runs]
+            after = ", ".join("{:.2f} [{:.2f}, {:.2f}]".format(*(r[f"evaluation/pass@1{e}"] for e in ENDS)) for r in held)
+            reward = ", ".join(f"{sum(r['reward/mean'] for r in run if 16 <= r['step'] <= 20) / 5:.2f}" for run in runs)
+            steps = [r for r in mine if "reward/mean" in r]
+            clipped = sum(r["clip/sequence"] for r in steps) / len(steps)
+            sizes = [r["mismatch/size"] for r in steps if r["mismatch/size"] is not None]
+            size = (sum(x * x for x in sizes) / len(sizes)) ** 0.5
+            differ, known = (sum(r[f"mismatch/{key}"] for r in steps) for key in ("decisions_differ", "decisions"))
+            decisions = f"{differ} of {known} ({differ / known:.0%})"
+            print(f"| {dtype} | {old} | {after} | {reward} | {clipped:.2f} | {size:.1e} | {decisions} |")
+
+
 def draw_printing(name: str) -> None:
     """What the naive and the guarded reward say of the same responses, in runs that train on each: a thin line a seed, a
     thick one their mean."""
@@ -84,5 +105,6 @@ def draw_printing(name: str) -> None:
 if __name__ == "__main__":
     draw_printing("printing")
     draw_precisions("vllm-precisions")
+    print_precisions("vllm-precisions")
     for name, (title, goal) in FIGURES.items():
         draw(name, title, goal)

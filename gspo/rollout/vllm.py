@@ -7,7 +7,7 @@ are those of the distribution drawn from on every build, a sample depends on its
 draws are the embedded engine's. vLLM's own log-probabilities, which pass through Python token by token, are not asked for.
 
 Weights never touch the disk: the engine starts with random ones and takes the policy's from memory. Written for vLLM 0.25
-to 0.32; everything that knows its insides is in this file.
+to 0.32; what knows its insides is here, its import and errors in vllm_package.py, its experts in vllm_experts.py.
 
 R rows of a decoding step, V vocabulary.
 """
