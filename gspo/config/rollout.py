@@ -66,7 +66,7 @@ class CorrectionConfig(Section):
 
 
 class VllmConfig(Section):
-    """Settings of the engine vllm; other engines do not read them, so that a recipe changes engines by one line."""
+    """How vLLM holds and computes the policy. Other engines do not read it: a recipe changes engines by one line."""
 
     dtype: Literal["model", "float32", "bfloat16", "float16"] = "model"
     """Precision of the engine's weights and arithmetic. `model`: that of `model.dtype`."""
