@@ -201,3 +201,10 @@ def test_the_number_of_steps_is_free_only_under_a_constant_learning_rate(tmp_pat
     train(tiny_config(tmp_path, training__schedule="linear"))
     with pytest.raises(RecipeError, match=r"training\.steps"):
         train(tiny_config(tmp_path, training__schedule="linear", training__steps=4), resume=True)
+
+
+def test_weights_from_a_file_begin_where_those_in_memory_do(tmp_path):
+    policy = tiny_policy()
+    policy.save(tmp_path)
+    loaded = load_policy(tiny_model(), temperature=1.0, seed=0, path=tmp_path)
+    assert {p.data_ptr() % 64 for p in (*policy.model.parameters(), *loaded.model.parameters())} == {0}

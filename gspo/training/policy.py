@@ -270,7 +270,16 @@ def _from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
         raise ModelError(
             f"model {path}: has {rows} token embeddings, but its tokenizer's ids go up to {largest}: they do not fit"
         )
+    _align(model)
     return model, tokenizer
+
+
+def _align(model: nn.Module) -> None:
+    """Copy what does not begin at a multiple of 64 bytes, as torch's own tensors do. Weights mapped from a file begin
+    anywhere, and there matrix products of some processors round otherwise: a resumed run would not be the same bit by bit."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % 64:
+            tensor.data = tensor.data.clone()
 
 
 def _clear_generation_settings(model: Any) -> None:
