@@ -276,7 +276,7 @@ def _from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
 
 def _align(model: nn.Module) -> None:
     """Copy what does not begin at a multiple of 64 bytes, as torch's own tensors do. Weights mapped from a file begin
-    anywhere, and there matrix products of some processors round otherwise: a resumed run would not be the same bit by bit."""
+    anywhere, and some processors' matrix products then round otherwise: a resumed run would differ in its last bits."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % 64:
             tensor.data = tensor.data.clone()
