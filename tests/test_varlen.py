@@ -119,7 +119,12 @@ def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capa
         torch.testing.assert_close((out, norm), wanted)
         grads = found.backward(out, query, key, key, out, norm, (starts, starts, 5, 5), **options)
         torch.testing.assert_close(grads, backward(out, query, key, key, *wanted, (starts, starts, 5, 5), **options))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
+    del modules["flash_attn.cute.interface"]._flash_attn_bwd
+    if used:
+        with pytest.raises(KernelError, match="_flash_attn_bwd"):
+            varlen.flash_attention.__wrapped__(0)
+    monkeypatch.delitem(sys.modules, "flash_attn.cute.interface")
+    monkeypatch.delitem(sys.modules, "flash_attn.cute")
     assert varlen.flash_attention.__wrapped__(0) is None
 
 

@@ -221,9 +221,9 @@ def by_sample(minibatches: Sequence[Sequence[Ratios]]) -> dict[str, tuple[float,
     """Sample id to its s at its own update, whether it was clipped (at any token), and its tokens' largest |d|."""
     out = {}
     for r in (r for part in minibatches for r in part):
-        none_S = torch.zeros(len(r.ids))
-        clipped_S = none_S.index_add(0, r.sequence_T, r.clipped_T.float()) > 0
-        largest_S = none_S.scatter_reduce(0, r.sequence_T, r.log_ratio_T.abs().float(), "amax")
+        zeros_S = torch.zeros(len(r.ids))
+        clipped_S = zeros_S.index_add(0, r.sequence_T, r.clipped_T.float()) > 0
+        largest_S = zeros_S.scatter_reduce(0, r.sequence_T, r.log_ratio_T.abs().float(), "amax")
         for i, name in enumerate(r.ids):
             out[name] = (_exp(r.log_ratio_S[i]), bool(clipped_S[i]), float(largest_S[i]))
     return out

@@ -178,20 +178,19 @@ def _torch_backward(
 @functools.cache
 def flash_attention(gpu: int | None) -> Kernels | None:
     """FlashAttention-4's kernels, where the package is installed and made for this GPU. Raises KernelError where it is
-    installed and lacks what it needs, ImportError for a release in which they have other names."""
+    installed and lacks what it needs, or has them under other names."""
     if gpu is None or torch.cuda.get_device_capability(gpu)[0] not in FLASH_GPUS:
         return None
     try:
-        import flash_attn.cute  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
+        from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
+            _flash_attn_bwd,
+            _flash_attn_fwd,
+        )
+    except ImportError as error:
         if error.name in ("flash_attn", "flash_attn.cute"):
             return None
-        wanted = f"flash-attn-4 is installed but cannot be used ({error}): complete it, or uninstall it"
+        wanted = f"flash-attn-4 is installed but cannot be used ({error}): mend it, or uninstall it"
         raise KernelError(wanted) from error
-    from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
-        _flash_attn_bwd,
-        _flash_attn_fwd,
-    )
 
     def names(runs: Runs) -> dict[str, Any]:
         return dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), runs, strict=True))
