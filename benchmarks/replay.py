@@ -1,12 +1,12 @@
 """What it costs to replay expert choices, and which way of computing experts is fastest: milliseconds and bytes, as tables.
 
-    python benchmarks/replay.py MODEL --tokens 8192                        # replay: routers alone, records, bytes
+    python benchmarks/replay.py MODEL --tokens 8192                        # replay: routers, whole passes, records, bytes
     python benchmarks/replay.py MODEL --tokens 1024 --experts grouped_mm   # ways to compute experts, in whole passes
 
 MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, made of sequences of 512 random ones. The
-first table has what replay adds: routers of all layers, forward and backward, with live and with replayed choices (made
-as the update makes them, of random hidden states), and what is done to the records between passes. The second has whole
-passes, and compares the log-probabilities of each way with those of experts computed one after the other ("eager").
+first table has what replay adds: routers of all layers alone, of random hidden states, and whole passes, with live and with
+replayed choices (made as the update makes them), and what is done to the records between passes. The second has whole
+passes by way, and compares the log-probabilities of each with those of experts computed one after the other ("eager").
 Medians of --repeats after one not counted; ways take turns. On a CPU the time is the process's own, so that programs
 beside it count little; on a GPU it is the clock's.
 
@@ -31,6 +31,7 @@ from gspo.training.policy import Policy, load_policy
 from gspo.types import Trajectory
 
 LENGTH = 512
+KINDS = ("forward", "forward and backward")
 
 
 def micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
@@ -102,19 +103,21 @@ def replaying(policy: Policy, micro: MicroBatch, repeats: int) -> None:
     routing.take_logits()
     kept = medians(policy, {"": lambda: None}, {"keep": keep, "give": give}, repeats)[""]
     ways = {"live": lambda: routing.replay(None), "replayed": give}
-    found = medians(policy, ways, {"forward": route, "forward and backward": learn}, repeats)
+    forward, both = passes(policy, micro)
+    works = {"routers": (route, learn), "whole pass": (forward, both)}
+    named = {f"{what}, {kind}": work for what, pair in works.items() for kind, work in zip(KINDS, pair, strict=True)}
+    found = medians(policy, ways, named, repeats)
     routing.replay(None)
     shape = f"{len(routing.layers)} layers, {routing.top_k} of {routing.num_experts} experts"
-    print(f"| {micro.num_tokens} tokens, {shape} | ms |\n|---|---|")
-    for way, (forward, both) in found.items():
-        print(f"| routers, {way}: forward | {forward:.1f} |\n| routers, {way}: forward and backward | {both:.1f} |")
-    print(f"| keeping the record | {kept[0]:.1f} |\n| giving it to the routers | {kept[1]:.1f} |")
+    print(f"| {micro.num_tokens} tokens, {shape} | {', ms | '.join(ways)}, ms |\n|---|---|---|")
+    for name, *times in zip(named, *found.values(), strict=True):
+        print(f"| {name} | {' | '.join(f'{t:.1f}' for t in times)} |")
+    print(f"| keeping the record | | {kept[0]:.1f} |\n| giving it to the routers | | {kept[1]:.1f} |")
     print(f"\nthe record: {record[0].nbytes} bytes, {record[0].nbytes / micro.num_tokens:.0f} a token\n")
 
 
-def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) -> None:
-    """The table of ways to compute experts."""
-    logps: dict[str, torch.Tensor] = {}
+def passes(policy: Policy, micro: MicroBatch) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
+    """A whole pass forward, which gives the log-probabilities, and one forward and backward."""
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
@@ -123,11 +126,18 @@ def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) ->
     def both() -> None:
         policy.score(micro)[0].sum().backward()
 
+    return forward, both
+
+
+def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) -> None:
+    """The table of ways to compute experts."""
+    logps: dict[str, torch.Tensor] = {}
+    forward, both = passes(policy, micro)
     for way in ("eager", *ways):
         policy.model.set_experts_implementation(way)
         logps[way] = forward()
     choices = {way: functools.partial(policy.model.set_experts_implementation, way) for way in logps}
-    found = medians(policy, choices, {"forward": forward, "forward and backward": both}, repeats)
+    found = medians(policy, choices, dict(zip(KINDS, (forward, both), strict=True)), repeats)
     print(f"| {micro.num_tokens} tokens, experts by | forward, ms | forward and backward, ms | largest difference |")
     print("|---|---|---|---|")
     for way, times in found.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,23 +40,25 @@ MINIBATCHES = 4
 
 
 def run(output: Path) -> None:
-    """Every arm at its own rate and every seed."""
-    plan, starts, chosen, rows = search(output)
-    wanted = [(plan, arm, s, chosen[arm], MINIBATCHES, STEPS, starts[s]) for s in SEEDS for arm in ARMS]
-    write("deep_mixture", [*rows, *(row for some in side_by_side(trial, wanted) for row in some)])
-
-
-def search(output: Path) -> tuple[Plan, dict[int, str], dict[str, float], list[dict[str, Any]]]:
-    """The plan, the cold start of each seed, the learning rate of each arm, and the rows of the search that chose it."""
+    """Cold starts, then the comparison."""
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
-    model = starts[SEARCH_SEED]
-    searched = [(plan, arm, SEARCH_SEED, rate, MINIBATCHES, SEARCH_STEPS, model) for arm in ARMS for rate in RATES]
+    write("deep_mixture", compared(plan, starts, RATES, SEARCH_STEPS, STEPS))
+
+
+def compared(
+    plan: Plan, starts: Mapping[int, str], rates: Sequence[float], search_steps: int, steps: int
+) -> list[dict[str, Any]]:
+    """Rows of the search, each arm at each rate, then of each arm at its own rate at all seeds. starts: models by seed."""
+    searched = [
+        (plan, arm, SEARCH_SEED, rate, MINIBATCHES, search_steps, starts[SEARCH_SEED]) for arm in ARMS for rate in rates
+    ]
     found = side_by_side(trial, searched)
     scores = {(job[1], job[3]): score(some) for job, some in zip(searched, found, strict=True)}
-    chosen = {arm: max(RATES, key=lambda rate, arm=arm: scores[arm, rate]) for arm in ARMS}
-    return plan, starts, chosen, [row for some in found for row in some]
+    chosen = {arm: max(rates, key=lambda rate, arm=arm: scores[arm, rate]) for arm in ARMS}
+    wanted = [(plan, arm, s, chosen[arm], MINIBATCHES, steps, starts[s]) for s in SEEDS for arm in ARMS]
+    return [row for some in (*found, *side_by_side(trial, wanted)) for row in some]
 
 
 def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple]) -> list[Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gspo.recipe import load
 from gspo.training.policy import load_policy
@@ -160,6 +161,52 @@ def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, littl
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path, raising=False)
     experiment.run(runs)
     assert script("common").read(name)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """The folder of a decoder of Llama's kind that writes digits."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = load_policy(load(EXPERIMENTS / "sorting.toml").model, temperature=1.0, seed=0).tokenizer
+    shape = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape, **ids)).save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_a_mixture_without_noise_computes_what_its_model_does_and_with_noise_does_not(script, llama, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    ids, found = torch.tensor([[3, 4, 5, 6, 7]]), {}
+    for noise in (0.0, 0.3):
+        folder = script("upcycle").upcycle(str(llama), tmp_path / f"mixture{noise}", noise=noise)
+        found[noise] = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+    exact = AutoModelForCausalLM.from_pretrained(llama)(ids).logits
+    torch.testing.assert_close(found[0.0], exact, rtol=1e-4, atol=1e-6)
+    assert (found[0.3] - exact).abs().max() > 1e-3
+
+
+def test_a_model_of_another_kind_is_not_made_a_mixture(script, tmp_path):
+    load_policy(load(EXPERIMENTS / "sorting.toml").model, temperature=1.0, seed=0).save(tmp_path / "qwen")
+    with pytest.raises(SystemExit, match=r"not a model of Llama's kind: model.layers.0.self_attn.._norm.weight"):
+        script("upcycle").upcycle(str(tmp_path / "qwen"), tmp_path / "mixture")
+
+
+def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    deep, language = script("deep_mixture"), script("language_mixture")
+    monkeypatch.setattr(script("common"), "EVIDENCE", tmp_path)
+    monkeypatch.setattr(deep, "SEEDS", (0,))
+    monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
+    three = script("common").sorting(3, tmp_path).settings
+    small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "DENSE": str(llama), "RATES": (1e-3,)}
+    for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 5}.items():
+        monkeypatch.setattr(language, key, value)
+    language.run(tmp_path)
+    rows = script("common").read("language_mixture")
+    assert {row["arm"] for row in rows if row["what"] == "run"} == set(script("routing_replay").ARMS)
 
 
 def committed():

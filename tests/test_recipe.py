@@ -247,6 +247,7 @@ def test_several_faults_are_several_lines():
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
+        ("solved_at", 1.01, "solved_at = 1.01 is more than the rewards can add up to, 1: no response would"),
         ("training.learning_rate", "fast", "training.learning_rate = 'fast': must be a number"),
         ("training.learning_rate", float("nan"), "training.learning_rate = nan: must be a finite number"),
         ("training.learning_rate", float("inf"), "training.learning_rate = inf: must be a finite number"),

@@ -151,6 +151,21 @@ def test_each_kind_of_model_is_followed(kind):
             assert probe(engine) < 1e-5
 
 
+def test_a_load_holds_a_few_layers_and_no_second_copy_of_the_model():
+    """By the most that the process held meanwhile: 21 million weights in float32 are 80 MiB, a layer 10."""
+    policy = tiny_policy(hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=8, num_layers=8)
+    size = sum(p.numel() for p in policy.model.parameters()) * 4 / 2**20
+
+    def held(key: str) -> float:
+        return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0]) / 1024
+
+    with start(policy) as engine:  # which has loaded once, and what that sets up for good is not counted
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        before = held("VmRSS")
+        engine.load(policy)
+        assert held("VmHWM") - before < 0.5 * size
+
+
 @pytest.mark.parametrize(("kind", "mended"), [("tied", "_pack_tied_head"), ("experts", "_forget_packed_experts")])
 def test_what_the_cpu_build_leaves_stale_is_stopped_by_the_probe(kind, mended, monkeypatch):
     """Without our mending its reload succeeds and is wrong: for a tied output matrix, and for experts."""
@@ -245,16 +260,44 @@ def test_each_precision_is_the_engines_own():
     assert all(size[dtype, "same"] != size[dtype, "float32"] for dtype in ("bfloat16", "float16"))
 
 
-def test_three_steps_are_the_same_with_either_engine(tmp_path):
+@pytest.mark.parametrize("bias", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])], ids=["no bias", "bias"])
+def test_float32_logits_where_vllm_has_none_of_its_own(bias):
+    """0.25 rounds the output matrix's products; ours are those of float32, without the rows that pad the vocabulary."""
+    from types import SimpleNamespace
+
+    from gspo.rollout.vllm import _widen_head
+
+    hidden_RH, weight_VH = torch.randn(5, 64).bfloat16(), torch.randn(4, 64).bfloat16()
+    model = SimpleNamespace(logits_processor=SimpleNamespace(org_vocab_size=3))
+    _widen_head(model)
+    found_RV = model.logits_processor._get_logits(hidden_RH, SimpleNamespace(weight=weight_VH), bias)
+    exact_RV = (hidden_RH.double() @ weight_VH.double().T + (0 if bias is None else bias))[:, :3]
+    assert found_RV.dtype == torch.float32
+    torch.testing.assert_close(found_RV.double(), exact_RV, rtol=1e-5, atol=1e-5)
+    own = SimpleNamespace(logits_processor=SimpleNamespace(head_dtype=torch.float32))
+    _widen_head(own)
+    assert not hasattr(own.logits_processor, "_get_logits")  # newer releases do it by themselves
+
+
+def test_three_steps_are_the_same_with_either_engine(tmp_path, monkeypatch):
     """One line of the recipe changes; samples, rewards, log-probabilities and the update do not."""
     import json
 
     from safetensors.torch import load_file
 
     from gspo.loop import train
+    from gspo.run import Run
 
-    rows, weights, samples = {}, {}, {}
+    rows, weights, samples, logps, collect = {}, {}, {}, {}, Run.collect
+
+    def collected(run, prompts):
+        groups, waiting = collect(run, prompts)
+        logps[run.config.rollout.engine] += [s.completion.logprobs for group in groups for s in group]
+        return groups, waiting
+
+    monkeypatch.setattr(Run, "collect", collected)
     for engine in ("transformers", "vllm"):
+        logps[engine] = []
         model = tiny_model(**SHAPE).model_dump()
         folder = train(tiny_config(tmp_path, name=engine, model=model, rollout__engine=engine))
         rows[engine] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -263,6 +306,8 @@ def test_three_steps_are_the_same_with_either_engine(tmp_path):
     assert len(samples["vllm"]) == 48
     for a, b in zip(samples["vllm"], samples["transformers"], strict=True):
         assert {k: a[k] for k in ("id", "response", "reward")} == {k: b[k] for k in ("id", "response", "reward")}
+    for a, b in zip(logps["vllm"], logps["transformers"], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
     for a, b in zip(rows["vllm"], rows["transformers"], strict=True):
         for key in ("reward/mean", "objective/loss", "update/grad_norm", "ratio/sequence_mean", "policy/entropy"):
             assert a[key] == pytest.approx(b[key], rel=1e-4, abs=1e-6), key

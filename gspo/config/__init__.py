@@ -273,6 +273,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_be_solved(self) -> Self:
+        best = sum(r.weight * max(r.RANGE, key=lambda x, w=r.weight: w * x) for r in self.rewards if r.RANGE)
+        if all(r.RANGE for r in self.rewards) and self.solved_at > best + 1e-9:
+            raise ValueError(
+                f"solved_at = {self.solved_at:g} is more than the rewards can add up to, {best:g}: no response would count "
+                f"as solved; use {best:g} or less"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [reward_name(r) for r in self.rewards]
         if twice := sorted({n for n in names if names.count(n) > 1}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -13,6 +13,9 @@ from .section import Section
 
 class RewardConfig(Section):
     """What every reward has."""
+
+    RANGE: ClassVar[tuple[float, float] | None] = None
+    """Lowest and highest value, where the kind has them."""
 
     weight: float = 1.0
     """Factor of this reward in the sum. 1: a single reward needs no thought."""
@@ -25,6 +28,7 @@ class RewardConfig(Section):
 class ExactReward(RewardConfig):
     """1 if the response, stripped of white space, equals the gold answer as a string, else 0."""
 
+    RANGE = (0.0, 1.0)
     type: Literal["exact"] = "exact"
     """Kind of reward."""
 
@@ -32,6 +36,7 @@ class ExactReward(RewardConfig):
 class NumericReward(RewardConfig):
     """1 if the whole response is a number that equals the gold answer, else 0."""
 
+    RANGE = (0.0, 1.0)
     type: Literal["numeric"] = "numeric"
     """Kind of reward."""
     tolerance: float = Field(default=0.0, ge=0)
@@ -41,6 +46,7 @@ class NumericReward(RewardConfig):
 class LastNumberReward(RewardConfig):
     """1 if the last number in the response equals the gold answer, else 0."""
 
+    RANGE = (0.0, 1.0)
     type: Literal["last_number"] = "last_number"
     """Kind of reward."""
     tolerance: float = Field(default=0.0, ge=0)
@@ -50,6 +56,7 @@ class LastNumberReward(RewardConfig):
 class MathReward(RewardConfig):
     """1 if the response's last `\\boxed{}` equals the gold answer by the rules of docs/mathematics.md, else 0."""
 
+    RANGE = (0.0, 1.0)
     type: Literal["math"] = "math"
     """Kind of reward."""
     timeout_s: float = Field(default=5.0, gt=0)
@@ -66,6 +73,7 @@ class MathReward(RewardConfig):
 class FormatReward(RewardConfig):
     """1 if a regular expression matches the whole response, else 0."""
 
+    RANGE = (0.0, 1.0)
     type: Literal["format"] = "format"
     """Kind of reward."""
     pattern: str
@@ -90,6 +98,7 @@ class LengthPenalty(RewardConfig):
     """0 up to `free_tokens` response tokens, then falling linearly to -1 at `max_tokens` (DAPO, arXiv:2503.14476,
     equation 13)."""
 
+    RANGE = (-1.0, 0.0)
     type: Literal["length_penalty"] = "length_penalty"
     """Kind of reward."""
     free_tokens: int = Field(ge=0)
@@ -112,6 +121,7 @@ class CodeReward(RewardConfig):
     as text or a list of texts. docs/sandbox.md has the walls and their gaps.
     """
 
+    RANGE = (0.0, 1.0)
     type: Literal["code"] = "code"
     """Kind of reward."""
     tests: str | None = None
@@ -231,6 +241,7 @@ class JudgeReward(RewardConfig):
     highest, in proportion between. Where no usable verdict comes it abstains with the reason.
     """
 
+    RANGE = (0.0, 1.0)
     type: Literal["judge"] = "judge"
     """Kind of reward."""
     url: str

@@ -1,0 +1,44 @@
+"""The question of routing_replay.py, of a mixture made out of a language model that already speaks, on a GPU.
+
+    python experiments/language_mixture.py
+    python experiments/language_mixture.py --draw
+
+Run from the repository's folder. The mixture is made by upcycle.py out of the recipe's model and learns the recipe's task.
+All runs of a phase go side by side: a dozen of them need about 100 GB of one GPU. Writes
+docs/evidence/language_mixture.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common import SEARCH_SEED, SEEDS, Plan, main, write
+from deep_mixture import MINIBATCHES, compared
+from routing_replay import picture
+from upcycle import upcycle
+
+RECIPE = "recipes/smollm2.toml"
+DENSE = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The recipe's model; a folder of it does as well."""
+SETTINGS = {"model.dtype": "bfloat16", "model.head_dtype": "float32", "model.kernels": "torch"}
+"""Layers uncompiled: compiling takes as long as a run."""
+RATES = (1e-5, 3e-5, 1e-4)
+"""Of the search, which is the boundary too. The recipe's is the first."""
+SEARCH_STEPS, STEPS = 20, 40
+
+
+def run(output: Path) -> None:
+    """The comparison, every run from the same mixture: seeds differ in prompts and samples."""
+    plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
+    mixture = str(upcycle(DENSE, plan.folder / "mixture"))
+    starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
+    write("language_mixture", compared(plan, starts, RATES, SEARCH_STEPS, STEPS))
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    picture("language_mixture", RATES, (MINIBATCHES,))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
