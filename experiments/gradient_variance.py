@@ -40,7 +40,7 @@ G = 8
 """Responses of a group."""
 STEPS = {"near": (2, 1.5e-4), "far": (20, 5e-4)}
 """Steps on batches of their own between the old policy and the current one, and their learning rate: a mean |d| of about
-0.02, as in the last minibatch of a batch, and ten times that."""
+0.04, as in the last minibatch of a batch, and six times that."""
 OTHER_BATCHES = 1000
 """Added to the seed for those steps, so that their prompts and samples are not the measured ones."""
 UNCLIPPED = Clip(1.0, math.inf)
