@@ -16,7 +16,7 @@ from .config import Config, Source
 from .environments import open_environment
 from .prompts import load_prompts
 from .reporting.text import visible
-from .rewards import Built, RewardError, build, score
+from .rewards import Built, RewardError, build, notes, score
 from .training.policy import load_tokenizer
 from .types import Completion, Prompt, Sample, Score
 
@@ -110,6 +110,8 @@ def check_recipe(config: Config, limit: int | None = None, say: Say = print) -> 
     tokenizer, rewards = load_tokenizer(config.model), build(config.rewards)
     open_environment(config.environment).close()  # one that does not open stops training too
     checked = Checked(notes=[note for b in rewards if (note := _unproven(b))])
+    for said in notes(rewards):
+        say(said)
     sources: list[tuple[str, Source, int]] = [("data", config.data, config.rollout.max_response_tokens)]
     if config.evaluation is not None:
         sources.append(("evaluation.data", config.evaluation.data, config.evaluation.max_response_tokens))

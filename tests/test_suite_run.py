@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from gspo.evaluation.evaluate import EvaluationError
 from gspo.evaluation.samples_file import SamplesFile, fingerprint
 from gspo.evaluation.suite import load_suite
 from gspo.evaluation.suite_command import Options, evaluate_suites, weights_hash
+from gspo.evaluation.suite_run import Task
 from gspo.evaluation.suite_scores import problems_of, rating_of, scores_of, table
 from gspo.rollout.transformers import TransformersEngine
+from gspo.types import Prompt
 
 SUITE = NEEDED.replace("[[rewards]]", 'format = "text"\nrating_column = "rating"\n[[rewards]]').replace(
     "[sampling]", "[sampling]\nsamples = 3\npass_at = [1, 3]"
@@ -119,6 +122,34 @@ def test_two_processes_do_not_write_the_same_file(tmp_path):
     ):
         pass
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 1})
+
+
+def test_samples_of_another_chat_template_column_or_reward_function_are_not_gone_on_with(place):
+    """None of the three shows in the suite's own settings."""
+    prompt = Prompt(0, None, "1+1=", (3, 4), "2", id="r0")
+    task = Task(load_suite(str(place / "sums.toml")), [prompt], [], place, "m", {}, 0)
+    templated = replace(task, prompts=[replace(prompt, token_ids=(3, 4, 5))])
+    assert templated.settings["data"] == task.settings["data"]  # the same problems: models are compared on them
+    assert templated.settings["prompts"] != task.settings["prompts"]
+    source = place / "mine.py"
+    source.write_text("def zero(samples):\n    return [0.0 for _ in samples]\n")
+    table = f'type = "function"\nfunction = "{source}:zero"'
+    (place / "sums.toml").write_text(SUITE.replace('type = "last_number"', table))
+    evaluate_suites(options(place))
+    settings = json.loads((place / "out" / "sums" / "settings.json").read_text())
+    assert list(settings["files"]) == [f"{source}:zero"]
+
+    def refused_and_back(path, text):
+        before = path.read_text()
+        path.write_text(text)
+        with pytest.raises(EvaluationError, match="made with other settings or data"):
+            evaluate_suites(options(place))
+        path.write_text(before)
+
+    refused_and_back(source, source.read_text() + "# judged otherwise\n")
+    rows = (place / "sums.jsonl").read_text()
+    refused_and_back(place / "sums.jsonl", rows.replace('"rating": 1000', '"rating": 999'))
+    evaluate_suites(options(place))  # as it was
 
 
 def test_results_hold_settings_versions_scores_by_problem_intervals_and_a_rating(place):

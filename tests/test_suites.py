@@ -190,6 +190,39 @@ def test_only_the_problems_of_the_window_are_in(tmp_path):
     assert [row["contest_date"] for row in found] == list(days[1:3])
 
 
+def test_a_row_without_a_day_is_a_fault_and_not_left_out(tmp_path):
+    private = json.dumps([{"input": "", "output": "", "testtype": "stdin"}])
+    row = problem("stdin", private, contest_date="June", question_content="?")
+    (tmp_path / "livecodebench.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(EvaluationError, match="row 0: contest_date = 'June' does not begin with a day such as 2024-10-31"):
+        suite_rows(load_suite("livecodebench"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[window]\ncolumn = "d"\nfirst = "2024"\nlast = "2024-01-01"', "'2024' is no day: write it as 2024-10-31"),
+        ('[window]\ncolumn = "d"\nfirst = "2024-02-01"\nlast = "2025-13-45"', "'2025-13-45' is no day"),
+        ('[window]\ncolumn = "d"\nfirst = "2024-02-01"\nlast = "2024-01-01"', "is after last = 2024-01-01"),
+    ],
+)
+def test_a_window_is_of_days(tmp_path, text, told):
+    (tmp_path / "mine.toml").write_text(f"{NEEDED}\n{text}\n")
+    with pytest.raises(EvaluationError, match=told):
+        load_suite(str(tmp_path / "mine.toml"))
+
+
+def test_a_name_in_the_file_and_a_reward_without_a_type_are_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "other"\n{NEEDED}')
+    with pytest.raises(EvaluationError, match="name: a suite is called as its file is, mine: leave it out"):
+        load_suite(str(path))
+    for kind in ('type = ["a"]', "weight = 1.0"):
+        path.write_text(NEEDED.replace('type = "last_number"', kind))
+        with pytest.raises(EvaluationError, match=r"a table \[\[rewards\]\] has no type: name one of code"):
+            rewards_of(load_suite(str(path)))
+
+
 # ---- the original data ------------------------------------------------------------------------------------
 
 

@@ -135,8 +135,8 @@ def test_no_text_breaks_the_reading_of_calls(text, call_format):
 # ---- schemas ----------------------------------------------------------------------------------------------
 
 
-def test_a_schema_has_what_the_model_gives_and_not_what_the_recipe_gives():
-    config = ToolEnvironment(tools=["search"], parameters={"search": {"folder": "docs"}})
+def test_a_schema_has_what_the_model_gives_and_not_what_the_recipe_gives(tmp_path):
+    config = ToolEnvironment(tools=["search"], parameters={"search": {"folder": str(tmp_path)}})
     (schema,) = tool_schemas(config)
     arguments = schema["function"]["parameters"]
     assert set(arguments["properties"]) == {"query", "num_results"} and arguments["required"] == ["query"]
@@ -150,6 +150,14 @@ def test_a_schema_has_what_the_model_gives_and_not_what_the_recipe_gives():
         ({"tools": [f"{FILE}:nothing"]}, "no function nothing"),
         ({"tools": [f"{FILE}:untyped"]}, "untyped"),
         ({"tools": ["search"], "parameters": {"search": {"foldr": "x"}}}, "no argument foldr"),
+        ({"tools": ["search"]}, r"no folder is given, and the model is not to choose one: set parameters = \{ search"),
+        ({"tools": ["search"], "parameters": {"search": {"folder": "/nowhere"}}}, "there is no folder /nowhere in /"),
+        ({"tools": [f"{FILE}:later"]}, "is async or a generator"),
+        ({"tools": [f"{FILE}:piecewise"]}, "is async or a generator"),
+        ({"tools": [f"{FILE}:many"]}, "argument texts cannot be given by its name"),
+        ({"tools": [f"{FILE}:placed"]}, "argument text cannot be given by its name"),
+        ({"tools": [f"{FILE}:Kind"]}, "is a class: name a function"),
+        ({"tools": [f"{FILE}:misnamed"]}, "name 'Nowhere' is not defined"),
     ],
 )
 def test_a_tool_that_cannot_be_described_is_refused_at_the_start(setting, told):

@@ -34,3 +34,55 @@ def untyped(how):
     Args:
         how: Anything.
     """
+
+
+async def later(text: str) -> str:
+    """Gives a coroutine.
+
+    Args:
+        text: Anything.
+    """
+    return text
+
+
+def piecewise(text: str):
+    """Gives a generator.
+
+    Args:
+        text: Anything.
+    """
+    yield text
+
+
+def many(*texts: str) -> str:
+    """Takes arguments without names.
+
+    Args:
+        texts: Anything.
+    """
+    return "".join(texts)
+
+
+def placed(text: str, /) -> str:
+    """Takes its argument by place alone.
+
+    Args:
+        text: Anything.
+    """
+    return text
+
+
+def misnamed(text: "Nowhere") -> str:  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+    """Has an annotation that does not exist.
+
+    Args:
+        text: Anything.
+    """
+    return text
+
+
+class Kind:
+    """Is no function."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -39,6 +40,20 @@ class Window(Section):
     """First day that is in."""
     last: str
     """Last day that is in."""
+
+    @model_validator(mode="after")
+    def _days_are_days(self) -> Self:
+        first, last = (_day(text) for text in (self.first, self.last))
+        if first > last:
+            raise ValueError(f"first = {self.first} is after last = {self.last}: no day lies between")
+        return self
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no day: write it as 2024-10-31") from None
 
 
 class SuiteSampling(SamplingConfig):
@@ -120,10 +135,12 @@ def load_suite(name: str, *, preset: str | None = None, changes: Mapping[str, An
         hint = f"the nearest known one is {near[0]}" if near else f"there are {', '.join(names())}"
         raise EvaluationError(f"there is no suite {name!r}: {hint}; a file of your own ends in .toml")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8")) | {"name": path.stem}
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{path}: is not TOML: {error}") from None
-    suite = _checked(Suite, values, str(path))
+    if "name" in values:
+        raise EvaluationError(f"{path}: name: a suite is called as its file is, {path.stem}: leave it out")
+    suite = _checked(Suite, values | {"name": path.stem}, str(path))
     if preset is not None and preset not in suite.presets:
         raise EvaluationError(f"{path}: has no preset {preset!r}; it has {', '.join(suite.presets) or 'none'}")
     given = dict(changes or {})
@@ -136,9 +153,13 @@ def rewards_of(suite: Suite) -> list[RewardConfig]:
     """The suite's rewards, checked as a recipe's are. Raises EvaluationError for a kind that this version does not have."""
     known = {kind.model_fields["type"].default for kind in RewardConfig.__subclasses__() if "type" in kind.model_fields}
     for table in suite.rewards:
-        if table.get("type") not in known:
+        if not isinstance(table.get("type"), str):
             raise EvaluationError(
-                f"suite {suite.name} needs the reward type = {table.get('type')!r}, which this version of gspo does not "
+                f"suite {suite.name}: a table [[rewards]] has no type: name one of {', '.join(sorted(known))}"
+            )
+        if table["type"] not in known:
+            raise EvaluationError(
+                f"suite {suite.name} needs the reward type = {table['type']!r}, which this version of gspo does not "
                 f"have (it has {', '.join(sorted(known))}): its problems can be loaded, but not scored"
             )
         if table["type"] == "environment":

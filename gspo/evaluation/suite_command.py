@@ -15,7 +15,7 @@ import torch
 from ..config import Config
 from ..recipe import build as build_config
 from ..reporting.terminal import Terminal
-from ..rewards import build
+from ..rewards import build, notes
 from ..rollout.engines import open_engine, open_probe, prove, require_engine
 from ..training.policy import Policy, load_policy
 from .command import find_model
@@ -86,7 +86,7 @@ def evaluate_suites(options: Options) -> str:
         config = _sized(options, path, policy, tasks)
         for task in tasks:
             require_same(task.folder, task.settings)
-            for line in suite_settings(task.suite):
+            for line in (*suite_settings(task.suite), *notes(task.rewards)):
                 terminal.note(line)
         with closing(open_engine(config, policy, terminal.note)) as engine:
             prove(engine, policy, open_probe(config, policy, tasks[0].prompts))

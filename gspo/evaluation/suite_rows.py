@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -137,4 +138,9 @@ def _file(path: Path) -> list[Row]:
 def _inside(row: Row, suite: Suite) -> bool:
     window = suite.window
     assert window is not None
-    return window.first <= str(row[window.column])[:10] <= window.last
+    day = str(row[window.column])[:10]
+    try:
+        date.fromisoformat(day)
+    except ValueError:
+        raise ValueError(f"{window.column} = {row[window.column]!r} does not begin with a day such as 2024-10-31") from None
+    return window.first <= day <= window.last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,25 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that decides a sample and its score, the data as a hash. Samples of different settings never mix."""
-        data = [[p.id, p.text, p.answer] for p in self.prompts]
+        """Everything that decides a sample and its score, the data as a hash. Samples of different settings never mix.
+
+        The data are the problems with all their columns, which rewards may read; the prompts are the tokens that this
+        model's chat template makes of them; the files are those of rewards of your own.
+        """
+        data = [fingerprint([p.id, p.text, p.answer, p.columns]) for p in self.prompts]
+        prompts = fingerprint([list(p.token_ids) for p in self.prompts])
         suite = self.suite.model_dump(mode="json", exclude={"presets", "about", "settings_from", "local"})
         # pass_at decides no sample: more of them may be asked of the same ones.
         suite["sampling"].pop("pass_at")
-        return suite | {"problems": len(data), "data": fingerprint(data), "model": dict(self.model), "seed": self.seed}
+        made = {"problems": len(data), "data": fingerprint(data), "prompts": prompts, "files": _files(self.suite)}
+        return suite | made | {"model": dict(self.model), "seed": self.seed}
+
+
+def _files(suite: Suite) -> dict[str, str]:
+    """By what names it in the suite, the hash of each file that its rewards read or run."""
+    named = [str(table[key]) for table in suite.rewards for key in ("function", "rubric_file") if table.get(key)]
+    paths = {name: Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name) for name in named}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
 
 
 def run_task(

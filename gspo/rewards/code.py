@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
@@ -16,7 +17,7 @@ from .code_tests import Assertions, Calls, Pairs, Tests, UnusableTests, differen
 from .sandbox import Limits, Sandbox, SandboxError
 from .verifier import RewardError, Verifier
 
-_BLOCK = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n]*\n(.*?)^ {0,3}\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([\w+.-]*)([^\n]*)\n?", re.MULTILINE)
 _LANGUAGES = frozenset({"", "python", "python3", "py", "py3"})
 
 
@@ -55,12 +56,37 @@ def code(config: CodeReward) -> Verifier:
 
 def program(text: str, *, fence_required: bool = False) -> str | None:
     """The program in a response, or None if there is none."""
-    blocks = [(language.lower(), body) for _, language, body in _BLOCK.findall(text)]
-    if not blocks:
-        bare = None if fence_required or re.search(r"^ {0,3}(```|~~~)", text, re.MULTILINE) else text
-        return bare if bare and bare.strip() else None
-    language, body = blocks[-1]
-    return body if language in _LANGUAGES and body.strip() else None
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        return text if text.strip() and not fence_required else None
+    language, body = _last_block(text, fences)
+    return body if language.lower() in _LANGUAGES and body.strip() else None
+
+
+def _last_block(text: str, fences: Sequence[re.Match[str]]) -> tuple[str, str]:
+    """Language and body of the last closed block, empty if none is closed. Time grows with the text and no faster.
+
+    fences: the lines that begin with a fence. A block ends at the next line that is the fence of its first line and
+    nothing else; where none follows, at one that is as much as possible of that fence.
+    """
+    ends: dict[tuple[str, int], deque[int]] = {}  # by character and length
+    for i, fence in enumerate(fences):
+        if not fence[2] and not fence[3].strip(" \t"):
+            ends.setdefault((fence[1][0], len(fence[1])), deque()).append(i)
+    found, after = ("", ""), 0
+    for i, fence in enumerate(fences):
+        if i < after:  # inside of a block
+            continue
+        for length in range(len(fence[1]), 2, -1):
+            closing = ends.get((fence[1][0], length))
+            while closing and closing[0] <= i:
+                closing.popleft()
+            if closing:
+                whole = length == len(fence[1])
+                found = fence[2] if whole else "", text[fence.end() : fences[closing[0]].start()]
+                after = closing[0] + 1
+                break
+    return found
 
 
 def _judged(config: CodeReward, sandbox: Sandbox, sample: Sample) -> Score:

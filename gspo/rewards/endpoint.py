@@ -112,7 +112,7 @@ class Endpoint:
                 return Reply(response.status_code, data.decode("utf-8", "replace"), response.headers.get("retry-after"))
         except TimeoutError:
             return f"no whole reply within {self.timeout_s:g} s"
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:  # TransportError, and a body that is not encoded as its header says
             return self._without_key(reason(error))
 
     def _read(self, reply: Reply) -> Any:
@@ -153,6 +153,6 @@ def _seconds(retry_after: str | None) -> float:
         return float(retry_after)
     try:
         moment = parsedate_to_datetime(retry_after)
-    except ValueError:
+        return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):  # no date, or a zone of more days than there are
         return 0.0
-    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

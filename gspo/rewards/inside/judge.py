@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import json
 import os
+import sys
+from types import ModuleType
 from typing import Any
 
 from .values import Channel, ChannelError, decode, encode
@@ -206,7 +209,9 @@ def _listed(value: Any) -> Any:
 def _assertions(program: Program, spec: dict[str, Any]) -> str:
     setup, tests = (_parsed(spec[key]) for key in ("setup", "tests"))
     space = _given(spec["given"])
-    names = _wanted(ast.Module([*setup.body, *tests.body], []), spec["entry_point"], set(space))
+    both = ast.Module([*setup.body, *tests.body], [])
+    space |= _modules(both, _free(both, set(space)) - {spec["entry_point"]})
+    names = _wanted(both, spec["entry_point"], set(space))
     found = program.names(sorted(names))
     if missing := sorted(names - found.keys()):
         return f"the program does not define {', '.join(missing)}"
@@ -252,16 +257,7 @@ def _wanted(tree: ast.Module, entry_point: str | None, given: set[str]) -> set[s
     A builtin name counts only where no other name is left, `assert sum(10, 15) == 6`: else a program could define its own
     `abs` or `all` and be its own judge.
     """
-    names = {n.id: n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)} | given
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
-            own.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            own |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.arg):
-            own.add(node.arg)
-    free = names.keys() - own
+    free = _free(tree, given)
     wanted = {name for name in free if not hasattr(builtins, name)} - {"candidate"}
     if entry_point:
         return wanted | {entry_point}
@@ -271,6 +267,42 @@ def _wanted(tree: ast.Module, entry_point: str | None, given: set[str]) -> set[s
     if len(called) != 1:
         raise _Broken("it is unclear which function they test: give the row an entry_point")
     return called
+
+
+def _free(tree: ast.Module, given: set[str]) -> set[str]:
+    """The names that the tests read and neither they nor the row define."""
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    own = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)} | given
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
+            own.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            own |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+    return read - own
+
+
+def _modules(tree: ast.Module, names: set[str]) -> dict[str, ModuleType]:
+    """Python's own modules that the tests use without an import, `math.isclose(...)`: those that have all that is used.
+
+    Such a name is not the program's: else it could bring an `isclose` of its own. It is where the tests do anything else
+    with it, as with a class `datetime`.
+    """
+    used, bases, found = {}, set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.setdefault(node.value.id, set()).add(node.attr)
+            bases.add(node.value)
+    otherwise = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n not in bases}
+    for name in (names & used.keys() & sys.stdlib_module_names) - otherwise:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:  # a part of Python that is not installed, or of another system
+            continue
+        if all(hasattr(module, attribute) for attribute in used[name]):
+            found[name] = module
+    return found
 
 
 def _failure(error: Exception, tests: str) -> str:

@@ -175,10 +175,12 @@ def _bind(path: str, target: str) -> None:
 
 
 def _only_read(readable: list[str]) -> None:
-    """Landlock: no file may be opened but for reading, and only below these folders."""
+    """Landlock: no file may be opened but for reading, and only below these folders. Newer kernels: no TCP, no signals out."""
     version = _syscall(_SYS_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint(1), what="landlock")
     every = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
-    ruleset = _syscall(_SYS_LANDLOCK, struct.pack("Q", every), ctypes.c_size_t(8), ctypes.c_uint(0), what="landlock")
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    handled = struct.pack("QQQ", every, 1 | 2, 1 | 2)[:size]  # files; bind and connect; abstract sockets and signals
+    ruleset = _syscall(_SYS_LANDLOCK, handled, ctypes.c_size_t(size), ctypes.c_uint(0), what="landlock")
     for path in (*readable, "/dev/null", "/dev/urandom"):
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = 4 | 8 if os.path.isdir(path) else 4 | 2 if path == "/dev/null" else 4  # read files, list folders, write

@@ -34,7 +34,13 @@ _AS_WRITTEN = NormalizationConfig(
 )
 """math-verify's own, but units, which it takes off without a look: `5m` is not 5."""
 _LATEX = [LatexExtractionConfig(normalization_config=_AS_WRITTEN)]
-_CHOICE = re.compile(r"\(?([A-J])(?:\)|\.|:)\s*\S.*|\\text\{\(?([A-J])(?:\)|\.|:)\s*\}\s*\S.*", re.DOTALL)
+_CHOICE = re.compile(r"\(?([A-J])[).:]\s*(\S.*)", re.DOTALL)
+_MORE_CHOICES = re.compile(
+    r"\s*(?:[,;/&+|]|(?:and|or)\b)|.*(?:\b(?:or|nor|not|wrong|incorrect|isn't)\b|(?<![a-zA-Z\\])[A-J][).:]"
+    r"|(?:[,;/&+|]|\band)\s*\(?[A-J](?![a-zA-Z]))|\s*\(?[A-J]\)?\s*$",
+    re.DOTALL,
+)
+"""Behind the letter of a choice: another letter, or words that take the choice back."""
 
 
 class Unreadable(Exception):
@@ -61,7 +67,7 @@ def _compared(node: Node, question: dict[str, Any]) -> dict[str, Any]:
 
 def equal(gold: Node, answer: Node) -> bool:
     """Whether an answer is the gold answer, by the rules of docs/mathematics.md."""
-    if gold == answer and not isinstance(gold, Chain):
+    if gold == answer and not isinstance(gold, Chain | Named):
         return True
     for kind, compare in _RULES:
         if isinstance(gold, kind) or isinstance(answer, kind):
@@ -105,20 +111,29 @@ def _formulas(node: Node) -> list[str]:
 
 def _chosen(gold: Node, answer: str) -> bool:
     """The letter of a choice, with or without what it stands for: `(B) 12` is B."""
-    match = _CHOICE.fullmatch(tidy(answer)) if isinstance(gold, Word) and re.fullmatch("[A-J]", gold.text) else None
-    return match is not None and isinstance(gold, Word) and gold.text in (match[1], match[2])
+    if not isinstance(gold, Word) or not re.fullmatch("[A-J]", gold.text):
+        return False
+    match = _CHOICE.fullmatch(tidy(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", tidy(answer))))
+    return match is not None and match[1] == gold.text and not _MORE_CHOICES.match(match[2])
 
 
 def _chains(gold: Node, answer: Node) -> bool:
-    """The last link of a chain counts, if the chain is true."""
+    """The last link of a chain counts, if the chain is true. Between units nothing is converted, and nothing held false."""
     sides = []
     for node in (gold, answer):
         if isinstance(node, Chain):
-            if not all(equal(node.links[-1], link) for link in node.links[:-1]):
+            last = node.links[-1]
+            if not all(_in_other_units(last, link) or equal(last, link) for link in node.links[:-1]):
                 return False
-            node = node.links[-1]
+            node = last
         sides.append(node)
     return equal(*sides)
+
+
+def _in_other_units(one: Node, two: Node) -> bool:
+    """Such as `100\\text{ cm}` and `1\\text{ m}`, or degrees and radians."""
+    units = [node.unit if isinstance(node, Quantity) else None for node in (one, two)]
+    return units[0] != units[1] and (None not in units or "deg" in units)
 
 
 def _names(gold: Node, answer: Node) -> bool:
@@ -129,7 +144,7 @@ def _names(gold: Node, answer: Node) -> bool:
         return "=" in gold.latex and "=" in answer.latex and _both_equations(gold, answer)
     named, other = (gold, answer) if isinstance(gold, Named) else (answer, gold)
     assert isinstance(named, Named)
-    if isinstance(other, Formula) and re.search(r"=|<|>|\\[lg]e|\\ne", other.latex):
+    if isinstance(other, Formula) and _is_relation(other.latex):
         return _verified(*(n.latex for n in (gold, answer)))  # type: ignore[union-attr]
     return equal(gold.value, answer) if isinstance(gold, Named) else equal(gold, named.value)
 
@@ -230,7 +245,7 @@ def _numbers(gold: Node, answer: Node) -> bool:
         return _stands_for(gold, answer.value) or _stands_for(answer, gold.value)
     a, b = _exact(gold), _exact(answer)
     if a is None or b is None:
-        return False
+        return _cancels(*((n.latex, None) if isinstance(n, Formula) else ("0", x) for n, x in ((gold, a), (answer, b))))
     if _same_constant(a, b):
         return True
     value = sympy.N(b if isinstance(gold, Number) else a, DIGITS)

@@ -19,12 +19,21 @@ _SAME = {
 }  # fmt: skip
 _CANONICAL = {word: unit for unit, words in _SAME.items() for word in (unit, *words.split())}
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_FORMULA = frozenset("pi sqrt sin cos tan log ln exp frac to mod is times over i e".split())
+"""Words that are mathematics where no \\text{} marks them as a unit."""
 _NO_UNIT = frozenset(
     (
-        *("and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "frac"),
-        *("to", "mod", "is", "times", "over", "plus", "minus", "i", "e"),
+        *("and or not nor but if except without wrong incorrect is isn't to at than least most more less fewer".split()),
+        *("greater larger smaller plus minus over by divided multiplied mod modulo remainder negative factorial".split()),
+        *("dozen dozens hundred thousand million billion trillion hundreds thousands millions billions trillions".split()),
+        *("tens half halves zero one two three four five six seven eight nine ten eleven twelve twenty".split()),
+        *("thirty forty fifty sixty seventy eighty ninety twice pi sqrt".split()),
     )
 )
+"""Words that change the number before them, or leave it open."""
+_PART = re.compile(r"third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+llion)th")
+_POWER = re.compile(r"(?<=[a-zA-Z])\s*\^\s*\{?\s*-?\d\s*\}?")
+_BARE_POWER = re.compile(r"(?<![a-zA-Z])([mck]?m|ft|in)([23])(?!\w)")
 
 _TEXT = re.compile(r"(.*[^\s\\])\s*?((?:\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?\s*/?)+)")
 _PLAIN = re.compile(r"([-+]?[\d.,/ ]*\d|.*[}\d])(\s*)([a-zA-Z][a-zA-Z /]*[a-zA-Z]|[a-zA-Z])(\s*\^\s*\{?\d\}?)?")
@@ -57,7 +66,7 @@ def quantity(text: str, part: Part, number: Numeral) -> Node | None:
 
 def _marked(value: str, unit: str, part: Part) -> Node | None:
     name = re.sub(r"\\text\{([^{}]*)\}", r"\1", unit)
-    if not re.search(r"\d|\\pi|\\sqrt|\\infty", value) or not re.search("[a-zA-Z%$°]", name):
+    if not re.search(r"\d|\\pi|\\sqrt|\\infty", value) or not re.search("[a-zA-Z%$°]", name) or not _is_unit(name):
         return None
     return _with_unit(part(value), name)
 
@@ -68,13 +77,24 @@ def _unmarked(text: str, part: Part, number: Numeral) -> Node | None:
     if match is None or ((value := number(match[1])) is None and not match[1].endswith("}")):
         return None
     words = match[3].split()
-    if any(word.lower() in _NO_UNIT for word in words):
+    if any(word.lower() in _FORMULA for word in words) or not _is_unit(match[3]):
         return None
     known = len(words) == 1 and len(words[0]) > 1 and _canonical(words[0]) in _SAME
     prose = bool(match[2]) and all(len(word) > 2 and re.search("[aeiouy]", word.lower()) for word in words)
     if not (known or prose):
         return None
     return _with_unit(value or part(match[1]), match[3] + compacted(match[4] or ""))
+
+
+def _is_unit(name: str) -> bool:
+    """Whether words behind a number leave it as it is: `apples`, `m/s^2`, `million people`; not `dozen`, `or 43`, `tenths`."""
+    words = re.findall(r"[^\W\d_]+(?:[-'][^\W\d_]+)*", name.lower())
+    if words and words[0] in _SCALES:
+        del words[0]
+    if re.search(r"\d", _POWER.sub("", _BARE_POWER.sub("", name))) or any(word in _NO_UNIT for word in words):
+        return False
+    parts = [word for word, after in zip(words, [*words[1:], "of"], strict=True) if after == "of" or word.endswith("s")]
+    return words[:1] not in (["squared"], ["cubed"]) and not any(_PART.fullmatch(word.rstrip("s")) for word in parts)
 
 
 def _with_unit(value: Node, name: str) -> Node:
@@ -87,6 +107,8 @@ def _with_unit(value: Node, name: str) -> Node:
         place = value.unit_in_last_place
         value = Number(value.value * scale, None if place is None else place * scale)
         words = words[1:] if words[:1] == ["of"] else words
+    elif words[0].lower() in _SCALES and isinstance(value, Formula):
+        value = Formula(rf"10^{{{_SCALES[words.pop(0).lower()]}}} \cdot ({value.latex})")
     unit = _unit(" ".join(words))
     if isinstance(value, Quantity):
         return value if not unit or value.unit == unit else Formula(f"{value} {name}")
@@ -94,7 +116,7 @@ def _with_unit(value: Node, name: str) -> Node:
 
 
 def _unit(name: str) -> str:
-    name = re.sub(r"\s*\^\s*\{?(-?\d)\}?", r"^\1", name.strip().rstrip("."))
+    name = re.sub(r"\s*\^\s*\{?(-?\d)\}?", r"^\1", _BARE_POWER.sub(r"\1^\2", name.strip().rstrip(".")))
     if square := re.fullmatch(r"(?:square|sq\.?) (\w+)|(\w+) squared", name.lower()):
         return _canonical(square[1] or square[2]) + "^2"
     if cube := re.fullmatch(r"(?:cubic|cu\.?) (\w+)|(\w+) cubed", name.lower()):
