@@ -88,6 +88,31 @@ def test_damaged_records_of_tokens_are_refused_by_sample(run, broken, capsys):
     assert f"samples of step {step}, sample {line['id']}" in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parts": [1]}, "parts is no table"),
+        ({"parts": {"exact": 1}}, "parts is no table"),
+        ({"num_tokens": "x"}, "num_tokens is no number"),
+        ({"reward": [1]}, "reward is no number"),
+    ],
+    ids=str,
+)
+def test_a_damaged_sample_is_refused_by_its_line(run, changes, told, capsys):
+    path = next((run / "samples").glob("step-*.jsonl"))
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | changes), *others]) + "\n")
+    assert cli.main(["report", str(run)]) == 1
+    said = capsys.readouterr().err
+    assert f"{path}, line 1: {told}" in said and "Traceback" not in said
+
+
+def test_a_histogram_of_other_bins_is_refused_by_its_line(run):
+    change_row(run, 2, **{"ratio/sequence_histogram": [1, 2, 3]})
+    with pytest.raises(RecordsError, match="line 3: ratio/sequence_histogram has not the 31 bins of a histogram"):
+        read_metrics(run)
+
+
 def test_a_page_is_never_written_over_a_folder(run, tmp_path, capsys):
     (tmp_path / "page.html").mkdir()
     assert cli.main(["compare", str(run), "--output", str(tmp_path / "page.html")]) == 1

@@ -13,8 +13,13 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
+from .names import HISTOGRAM
+
 Kind = Literal["samples", "evaluation"]
 """Folder of a samples file: of training, or of evaluation."""
+
+MEASURES = ("reward", "advantage", "num_tokens", "ratio")
+"""What a sample's line has as numbers, or null."""
 
 
 class RecordsError(ValueError):
@@ -92,12 +97,18 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
             raise RecordsError(f"{path}, line {number}: step {step} comes after step {before}: rows must rise by step")
         if wrong := next((key for key, value in row.items() if not _is_measure(value)), None):
             raise RecordsError(f"{path}, line {number}: {wrong} is no number, list of numbers or null")
+        if wrong := next((key for key in row if key.endswith("_histogram") and not _is_histogram(row[key])), None):
+            raise RecordsError(f"{path}, line {number}: {wrong} has not the {len(HISTOGRAM) + 1} bins of a histogram")
         before = step
     return rows
 
 
 def _is_measure(value: Any) -> bool:
     return value is None or is_number(value) or (isinstance(value, list) and all(map(_is_measure, value)))
+
+
+def _is_histogram(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == len(HISTOGRAM) + 1)
 
 
 def is_number(value: Any) -> bool:
@@ -139,11 +150,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_samples(folder: str | Path, step: int) -> list[dict[str, Any]]:
-    """The samples of one step. Raises FileNotFoundError if none were written, ValueError for a bad line."""
+    """The samples of one step. Raises FileNotFoundError if none were written, RecordsError for a bad line."""
     path = _samples_path(Path(folder), step)
     if not path.exists():
         raise FileNotFoundError(f"{path}: not there; samples exist for the steps {sample_steps(folder)}")
-    return _read_lines(path, torn_end=False)
+    rows = _read_lines(path, torn_end=False)
+    for number, row in enumerate(rows, 1):
+        parts = row.get("parts") or {}
+        if not (isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())):
+            raise RecordsError(f"{path}, line {number}: parts is no table with a table a reward")
+        if wrong := next((key for key in MEASURES if not (row.get(key) is None or is_number(row[key]))), None):
+            raise RecordsError(f"{path}, line {number}: {wrong} is no number")
+    return rows
 
 
 def sample_steps(folder: str | Path, kind: Kind = "samples") -> list[int]:

@@ -69,7 +69,7 @@ class Watch:
             return _plain("The run has not begun yet.")
         try:
             return render(self.folder)
-        except (OSError, ValueError) as error:  # files vanish where a run resumes, and may be damaged
+        except Exception as error:  # files vanish where a run resumes, and may be damaged in any way
             return _plain(f"There is no report: {error}")
 
 
