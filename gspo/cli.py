@@ -43,6 +43,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except _expected_errors() as error:
         _say(str(error))
         return 1
+    except _out_of_memory() as error:
+        _say(
+            f"out of memory: {str(error).splitlines()[0].rstrip('.')}: lower training.micro_batch_tokens or "
+            "rollout.max_rows; with the engine vllm lower rollout.vllm.memory_fraction, or set rollout.vllm.sleep = true"
+        )
+        return 1
 
 
 def _read_only(options: argparse.Namespace) -> int:
@@ -296,6 +302,13 @@ def _expected_errors() -> tuple[type[Exception], ...]:
         ChatError, CheckpointError, DataError, EngineError, EpisodeError, EvaluationError, FunctionError,
         ModelError, OSError, RankError, RecipeError, RecordsError, RewardError, TrackerMissing, TrainingError,
     )  # fmt: skip
+
+
+def _out_of_memory() -> type[Exception]:
+    """Of a GPU, wherever it is: what holds weights, moments and caches is made in many places."""
+    from torch import OutOfMemoryError
+
+    return OutOfMemoryError
 
 
 if __name__ == "__main__":

@@ -52,6 +52,18 @@ def test_only_recomputing_costs_a_pass_over_the_later_minibatches(tmp_path, choi
     assert calls == first + later * (2 if extra else 1)
 
 
+@pytest.mark.parametrize(("choice", "off"), [("engine", 0.01), ("auto", 2e-5)])
+def test_the_engines_own_stand_below_the_ratios_of_the_later_minibatches(tmp_path, choice, off):
+    """At weights that do not move: each ratio is then what the engine is off by, and nothing else."""
+    policy = tiny_policy()
+    samples = shifted(sampled(policy, PROMPTS), off)
+    out, _, _ = updated(tmp_path, policy, samples, rollout__old_logprobs=choice, training__learning_rate=1e-12)
+    assert not out.recomputed
+    assert out.ratios[1]
+    for ratios in out.ratios[1]:
+        torch.testing.assert_close(ratios.log_ratio_T, torch.full_like(ratios.log_ratio_T, -off), rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("choice", ["auto", "trainer"])
 def test_s_of_the_first_minibatch_is_exactly_one_unless_the_engines_are_wanted(tmp_path, choice, dtype):

