@@ -133,6 +133,34 @@ ASSERTION_ATTACKS = {
     "runs_a_shell": "import os\ndef add(a, b): return a + b if os.system('true') == 0 else 0",
     "becomes_another": "import os, sys\ndef add(a, b): os.execv(sys.executable, [sys.executable, '-c', 'print(5)'])",
     "signals_others": "import os\ndef add(a, b):\n os.kill(-1, 15)\n return a + b",
+    "signals_its_parent_by_a_pipe": (  # SIGWINCH, which the parent ignores, where SIGKILL would do as well
+        "import fcntl, os\ndef add(a, b):\n r, w = os.pipe()\n fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())\n"
+        " fcntl.fcntl(r, 10, 28)\n fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\n os.write(w, b'x')\n return a + b"
+    ),
+    "signals_its_parent_by_a_pipe_of_two": (
+        "import fcntl, os, struct\ndef add(a, b):\n fcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, os.getppid()))\n"
+        " return a + b"
+    ),
+    "chooses_the_signal_of_a_pipe": "import fcntl, os\ndef add(a, b):\n fcntl.fcntl(os.pipe()[0], 10, 28)\n return a + b",
+    "watches_a_folder": (
+        "import fcntl, os\ndef add(a, b):\n fcntl.fcntl(os.open('/usr/lib', 0), fcntl.F_NOTIFY, 1)\n return a + b"
+    ),
+    "leases_a_file": (
+        "import fcntl, os, sys\ndef add(a, b):\n fcntl.fcntl(os.open(os.__file__, 0), fcntl.F_SETLEASE, 0)\n return a + b"
+    ),
+    "pins_its_parent": (
+        "import os\ndef add(a, b):\n os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))\n return a + b"
+    ),
+    "schedules_its_parent": (
+        "import os\ndef add(a, b):\n os.sched_setscheduler(os.getppid(), 0, os.sched_param(0))\n return a + b"
+    ),
+    "lowers_its_parent": (
+        "import os\ndef add(a, b):\n os.setpriority(0, os.getppid(), os.getpriority(0, os.getppid()))\n return a + b"
+    ),
+    "limits_its_parent": (
+        "import os, resource as r\ndef add(a, b):\n"
+        " r.prlimit(os.getppid() or 1, r.RLIMIT_CORE, r.prlimit(os.getppid() or 1, r.RLIMIT_CORE))\n return a + b"
+    ),
     "leaves_the_session": "import os\ndef add(a, b):\n os.setsid()\n return a + b",
     "connects": "import socket\ndef add(a, b):\n socket.create_connection(('127.0.0.1', 22), 1)\n return a + b",
     "opens_a_socket": "import socket\ndef add(a, b):\n socket.socket(socket.AF_UNIX)\n return a + b",

@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import time
@@ -167,6 +168,39 @@ def test_the_program_is_the_last_closed_block():
         assert program(none) is None
 
 
+def test_fences_that_are_longer_nested_or_unlike():
+    assert program("````md\n```python\nx = 1\n```\n````\n~~~py\ny\n```\n~~~") == "y\n```\n"
+    assert program("````\nx\n```\n") == "x\n" and program("```\nx\n````\n") is None  # at least as much opens as closes
+    assert program("```\nx = 1\n```\n```python\ny = 2") == "x = 1\n"
+    assert program("   ```PY3 title\nx\n  ``` \t\nz") == "x\n" and program("    ```\nx\n    ```") == "    ```\nx\n    ```"
+    assert program("```python\nx\n~~~\n```") == "x\n~~~\n" and program("```\n```\n```py\nx\n```") == "x\n"
+
+
+DEGENERATE = {
+    "openings": "```a\n", "fences": "```\n", "both kinds": "```a\n~~~b\n", "backticks": "`", "tildes": "~~~~ ~~~~",
+    "spaces": " ", "lines": "\n", "fences in a line": "```x ", "long fences": f"{'`' * 999}a\n",
+    "indented": "   ```\n    ```a\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [30_000, 1 << 20])
+@pytest.mark.parametrize("unit", DEGENERATE.values(), ids=DEGENERATE)
+def test_the_program_of_a_degenerate_response_is_found_at_once(unit, size):
+    many = unit * (size // len(unit))
+    for text in (many, f"```python\n{many}\n~~~"):
+        start = time.thread_time()
+        program(text)
+        assert time.thread_time() - start < (1.0 if size < 1 << 20 else 2.5)
+
+
+def test_fences_of_every_length_are_found_at_once():
+    lengths = range(3, 1400)
+    for order, end in itertools.product((lengths, reversed(lengths)), ("", "a")):
+        start = time.thread_time()
+        program("".join("`" * length + end + "\n" for length in order))
+        assert time.thread_time() - start < 2
+
+
 GIVEN = 'from math import floor\n\ndef helper(x):\n    return x + 1\n\ndef f(x: int) -> int:\n    """Twice."""\n'
 
 
@@ -231,6 +265,54 @@ def test_tests_that_cannot_run_are_no_zero(code, tests):
 def test_the_walls_are_said_at_the_start(code):
     (said,) = notes([code])
     assert said.startswith("reward code: programs run behind ") and "system call filter" in said
+
+
+# ---- modules that tests use without an import -------------------------------------------------------------
+
+OWN_MODULES = {
+    "sys": (
+        "class sys: getsizeof = staticmethod(lambda x: 1)\ndef size(x): return 1",
+        "assert size((1, 2)) == sys.getsizeof((1, 2))",
+    ),
+    "math": (
+        "class math: isclose = staticmethod(lambda *a, **k: 1)\ndef half(x): return 0", "assert math.isclose(half(3), 1.5)",
+    ),
+    "os": (
+        "class os:\n class path: join = staticmethod(lambda *a: 0)\ndef put(x): return 0",
+        "assert put('x') == os.path.join('a', 'x')",
+    ),
+    "a module by that name": (
+        "import types\nmath = types.ModuleType('math')\nmath.floor = f = abs", "assert f(-7.5) == math.floor(-7.5)",
+    ),
+    "math in the setup": ("class math: inf = 0\ndef f(): return 0", "assert f() == most"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_MODULES)
+def test_a_program_cannot_bring_a_standard_module_of_its_own(code, name):
+    source, tests = OWN_MODULES[name]
+    found = judged(code, source, tests, test_setup_code="most = math.inf" if "most" in tests else "")
+    assert found.value == 0.0 and "failed" in found.why, found
+
+
+def test_standard_modules_are_there_for_tests_that_do_not_import_them(code):
+    half = "def half(x): return x / 2"
+    assert judged(code, half, "assert math.isclose(half(3), 1.5)").value == 1.0
+    assert (
+        judged(code, half, "def check(candidate):\n    assert math.isclose(candidate(3), 1.5)", entry_point="half").value
+        == 1.0
+    )
+    assert judged(code, "def sum(a, b): return a + b", "assert sum(1, 2) == math.floor(3.5)").value == 1.0
+
+
+def test_a_name_of_a_standard_module_that_is_none_in_the_tests_is_the_programs(code):
+    dates = "from datetime import datetime\ndef year(text): return 1999"
+    assert judged(code, dates, "assert year('1999') == datetime.strptime('1999', '%Y').year").value == 1.0
+    assert judged(code, dates, "assert datetime(1999, 1, 1).year == 1999 and datetime.today().year > year('')").value == 1.0
+    queue = "class Queue:\n def peek(self): return 4\nqueue = Queue()"
+    assert judged(code, queue, "assert queue.peek() == 4").value == 1.0
+    assert judged(code, "def copy(x): return x", "assert copy([1]) == [1]").value == 1.0
+    assert judged(code, "class string:\n digits = 5", "assert string.digits == 5", entry_point="string").value == 1.0
 
 
 # ---- equal outputs ----------------------------------------------------------------------------------------

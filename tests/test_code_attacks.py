@@ -87,13 +87,102 @@ KIND_ATTACKS = (
     "fills_the_disk", "makes_a_million_files", "eats_memory_slowly", "unshares", "mounts",
     "traces_its_parent", "becomes_another",
 )  # fmt: skip
+OUT_OF_REACH = (
+    "signals_others", "signals_its_parent_by_a_pipe", "signals_its_parent_by_a_pipe_of_two", "chooses_the_signal_of_a_pipe",
+    "watches_a_folder", "leases_a_file", "pins_its_parent", "schedules_its_parent", "lowers_its_parent",
+    "limits_its_parent", "traces_its_parent", "leaves_the_session", "forks", "spawns", "opens_a_socket",
+)  # fmt: skip
+"""What the filter alone has to stop: its kind has no other wall."""
 
 
 def test_every_kind_stops_what_reaches_out(each_kind):
-    for name in KIND_ATTACKS:
+    for name in (*KIND_ATTACKS, *OUT_OF_REACH):
         fails(each_kind, ASSERTION_ATTACKS[name], TESTS)
     assert judged(each_kind, "def add(a, b): return a + b", TESTS).value == 1.0
     assert judged(each_kind, "print(sum(map(int, input().split())))", PAIRS).value == 1.0
+
+
+def test_the_filter_alone_keeps_other_processes_out_of_reach():
+    built = reward(**SETTINGS, sandbox="filter")
+    for name in OUT_OF_REACH:
+        assert "PermissionError" in fails(built, ASSERTION_ATTACKS[name], TESTS) or "refused" in ASSERTION_ATTACKS[name]
+
+
+CALLS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def error(number, *args):
+    ctypes.set_errno(0)
+    libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, args))
+    return ctypes.get_errno()
+"""
+REFUSED_CALLS = {
+    "kill": (62, 0, 0), "tkill": (200, -1, 0), "tgkill": (234, -1, -1, 0), "rt_sigqueueinfo": (129, -1, 0, 0),
+    "rt_tgsigqueueinfo": (297, -1, -1, 0, 0), "pidfd_open": (434, -1, 0), "pidfd_send_signal": (424, -1, 0, 0, 0),
+    "pidfd_getfd": (438, -1, 0, 0), "process_madvise": (440, -1, 0, 0, 0, 0), "process_mrelease": (448, -1, 0),
+    "kcmp": (312, 0, 0, 0, 0, 0), "ptrace": (101, 16, -1, 0, 0), "process_vm_readv": (310, -1, 0, 0, 0, 0, 0),
+    "process_vm_writev": (311, -1, 0, 0, 0, 0, 0), "get_robust_list": (274, 0, 0, 0), "move_pages": (279, 0, 0, 0, 0, 0, 0),
+    "migrate_pages": (256, 0, 0, 0, 0), "perf_event_open": (298, 0, 0, 0, 0, 0), "sched_setaffinity": (203, 0, 0, 0),
+    "sched_setscheduler": (144, 0, 0, 0), "sched_setparam": (142, 0, 0), "sched_setattr": (314, 0, 0, 0),
+    "setpriority": (141, 0, 0, 0), "ioprio_set": (251, 1, 0, 0), "prlimit of another": (302, 1, 4, 0, 0),
+    "PR_SCHED_CORE": (157, 62, 0, 1, 0, 0), "semctl": (66, 99, 0, 0, 0), "semop": (65, 99, 0, 0), "msgctl": (71, 99, 0, 0),
+    "msgsnd": (69, 99, 0, 0, 0), "msgrcv": (70, 99, 0, 0, 0, 0), "mq_unlink": (241, 0), "semtimedop": (220, 99, 0, 0, 0),
+    "FIOSETOWN": (16, 0, 0x8901, 0), "SIOCSPGRP": (16, 0, 0x8902, 0), "TIOCSTI": (16, 0, 0x5412, 0),
+    "F_SETOWN": (72, 0, 8, 0), "F_SETSIG": (72, 0, 10, 0), "F_SETOWN_EX": (72, 0, 15, 0), "F_NOTIFY": (72, 0, 1026, 0),
+    "F_SETOWN with a high half": (72, 0, 8 | 1 << 32, 0), "a call of x32": (72 | 1 << 30, 0, 8, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*kinds.KINDS, "filter"])
+def test_calls_that_reach_another_process_are_refused_whatever_their_arguments(kind):
+    if kind in MISSING:
+        pytest.skip(MISSING[kind])
+    built = reward(**SETTINGS, sandbox=kind)
+    tests = "".join(f"assert error{args} in (1, 38), {name!r}\n" for name, args in REFUSED_CALLS.items())
+    assert judged(built, CALLS, tests).why == f"passes all {len(REFUSED_CALLS)} tests"
+
+
+ORDINARY = """
+import code, decimal, fcntl, mmap, numbers, os, queue, random, select, sqlite3, threading, time
+from concurrent.futures import ThreadPoolExecutor
+def works():
+    r, w = os.pipe()
+    os.set_inheritable(r, True)
+    os.set_blocking(r, False)
+    os.set_inheritable(r, False)
+    fcntl.fcntl(w, fcntl.F_SETFL, fcntl.fcntl(w, fcntl.F_GETFL))
+    os.close(fcntl.fcntl(r, fcntl.F_DUPFD_CLOEXEC, 10))
+    os.write(os.dup(w), b"x")
+    assert select.select([r], [], [], 1)[0] and os.read(r, 1) == b"x" and not os.isatty(r)
+    with open(os.__file__) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as there:
+        assert there[:1]
+    base = sqlite3.connect(":memory:")
+    base.execute("create table t (x)")
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(abs, range(-9, 1)))
+"""
+
+
+@pytest.mark.parametrize("kind", [*kinds.KINDS, "filter"])
+def test_what_ordinary_programs_ask_of_the_system_is_allowed(kind):
+    if kind in MISSING:
+        pytest.skip(MISSING[kind])
+    found = judged(
+        reward(**SETTINGS, sandbox=kind), ORDINARY, "import code, fractions\nassert works() == fractions.Fraction(45)"
+    )
+    assert found.value == 1.0, found.why
+
+
+def test_locks_work_in_a_scratch_folder_and_on_no_file_of_others(each_kind):
+    base = (
+        "import sqlite3\ndef f():\n    with sqlite3.connect('b') as base: base.execute('create table t (x)')\n    return 1"
+    )
+    lock = "import fcntl, os\ndef f():\n    fcntl.{}(os.open(os.__file__, 0), fcntl.LOCK_SH)\n    return 1"
+    if each_kind.note.startswith("programs run behind files by Landlock"):
+        for call in ("flock", "lockf"):
+            assert "PermissionError" in fails(each_kind, lock.format(call), "assert f() == 1")
+        return
+    assert judged(each_kind, base, "assert f() == 1").value == 1.0
 
 
 # ---- what a program can reach -----------------------------------------------------------------------------

@@ -198,7 +198,22 @@ def test_retry_after_is_waited_for(serve, form):
 
 def test_nonsense_in_retry_after_is_no_wait():
     assert [_seconds(text) for text in (None, "", "soon", "-3", "nan", "1 hour")] == [0.0] * 6
+    zones = [f"Mon, 01 Jan 2024 00:00:00 {sign}{'9' * n}" for n in (6, 17, 4000) for sign in "+-"]
+    assert [_seconds(text) for text in (*zones, "Mon, 01 Jan 99999 00:00:00 GMT", "9" * 5000 + " Jan")] == [0.0] * 8
     assert _seconds("120") == 120 and _seconds("Fri, 31 Dec 1999 23:59:59 GMT") == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [({"Content-Encoding": "gzip"}, "DecodingError"), ({"Retry-After": f"Mon, 01 Jan 2024 00:00:00 +{'9' * 17}"}, "429")],
+)
+def test_a_broken_server_is_asked_again_and_then_an_abstention(serve, headers, word):
+    status = 429 if "Retry-After" in headers else 200
+    server = serve(lambda body, number: (status, headers, graded(10)))
+    given = verdict(judge(server, attempts=2), sample("4", "4"))
+    assert given.value is None and word in given.why and len(server.requests) == 2
+    mended = serve(lambda body, number: (status, headers, graded(0)) if number == 1 else (200, {}, graded(10)))
+    assert verdict(judge(mended), sample("4", "4")).value == 1
 
 
 def test_a_server_that_asks_for_too_much_patience_is_left(serve):

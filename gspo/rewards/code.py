@@ -77,13 +77,13 @@ def _last_block(text: str, fences: Sequence[re.Match[str]]) -> tuple[str, str]:
     for i, fence in enumerate(fences):
         if i < after:  # inside of a block
             continue
-        for length in range(len(fence[1]), 2, -1):
-            closing = ends.get((fence[1][0], length))
+        mark, whole = fence[1][0], len(fence[1])
+        for length in range(whole, 2, -1):
+            closing = ends.get((mark, length))
             while closing and closing[0] <= i:
                 closing.popleft()
             if closing:
-                whole = length == len(fence[1])
-                found = fence[2] if whole else "", text[fence.end() : fences[closing[0]].start()]
+                found = fence[2] if length == whole else "", text[fence.end() : fences[closing[0]].start()]
                 after = closing[0] + 1
                 break
     return found

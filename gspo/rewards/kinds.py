@@ -39,7 +39,8 @@ MINIMUM = (
 
 _INSIDE = Path(__file__).parent / "inside"
 _SCRATCH = "/scratch"
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.entry import main; main(int(sys.argv[2]))"
+_START = "import sys; sys.path.append(sys.argv[1]); from inside.entry import main; sys.path.pop(); main(int(sys.argv[2]))"
+"""The path is gone before a program runs: beside `inside` stand `numbers` and `code`, as in Python."""
 
 
 def files(kind: Kind, scratch_options: str) -> dict[str, Any]:

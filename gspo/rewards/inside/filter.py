@@ -1,10 +1,11 @@
 """The system calls that are refused, as a program for the kernel's own filter (seccomp, classic BPF). x86-64.
 
 Refused with EPERM: other processes (fork, exec, signals to anybody, also as the owner of a file, tracing, priorities,
-processors and memory of others), sockets of every kind, namespaces and mounts, memory that no limit counts and objects that
-belong to a user (memfd, System V IPC, message queues), kernel interfaces with a history of holes (bpf, io_uring, userfaultfd,
-perf, keyrings), leaving the session or the death signal. `fcntl` and `ioctl` have a list of what is allowed. Where there is
-no scratch folder: opening a file for writing, locks, and everything that changes a folder. Threads are allowed.
+processors and memory of others), sockets of every kind, namespaces and mounts, memory that no limit counts and objects
+that belong to a user (memfd, System V IPC, message queues), kernel interfaces with a history of holes (bpf, io_uring,
+userfaultfd, perf, keyrings), leaving the session or the death signal. `fcntl` and `ioctl` have a list of what is allowed.
+Where there is no scratch folder: opening a file for writing, locks, and everything that changes a folder. Threads are
+allowed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _REFUSED = {
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
     "memfd_create": 319, "memfd_secret": 447, "shmget": 29, "shmat": 30, "shmctl": 31,
     "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220,
-    "mq_open": 240, "mq_unlink": 241, "sync": 162, "syncfs": 306, "bpf": 321, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
+    "mq_open": 240, "mq_unlink": 241, "sync": 162, "syncfs": 306,
+    "bpf": 321, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "userfaultfd": 323, "perf_event_open": 298, "add_key": 248, "request_key": 249, "keyctl": 250, "mlock": 149,
     "mlock2": 325, "mlockall": 151, "io_setup": 206, "vmsplice": 278,
     "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320,

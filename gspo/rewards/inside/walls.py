@@ -175,7 +175,7 @@ def _bind(path: str, target: str) -> None:
 
 
 def _only_read(readable: list[str]) -> None:
-    """Landlock: no file may be opened but for reading, and only below these folders. Newer kernels: no TCP, no signals out."""
+    """Landlock: no file may be opened but for reading, and only below these folders. Newer kernels: no TCP, no signals."""
     version = _syscall(_SYS_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint(1), what="landlock")
     every = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24
