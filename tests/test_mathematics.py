@@ -1,6 +1,10 @@
 """The equality of answers: the table, and what holds for all of it."""
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from mathematics_cases import CASES, WRONG
@@ -25,11 +29,17 @@ def test_the_table_holds_case_by_case():
 
 
 def test_the_table_is_large_and_has_as_many_traps():
-    assert len({case[1:3] for case in CASES}) == len(CASES) >= 150
-    equal = sum(case[3] for case in CASES)
+    assert len({case[1:3] for case in CASES}) == len(CASES) >= 500
+    assert sum(not case[3] for case in CASES) >= sum(case[3] for case in CASES) >= 230
     needed = [case for case in CASES if case[-1] == WRONG]
-    assert len(CASES) - equal >= 130
-    assert min(sum(case[3] for case in needed), sum(not case[3] for case in needed)) >= 18
+    assert min(sum(case[3] for case in needed), sum(not case[3] for case in needed)) >= 35
+
+
+def test_the_document_counts_the_table():
+    text = (Path(__file__).parents[1] / "docs/mathematics.md").read_text()
+    equal, needed = sum(case[3] for case in CASES), sum(case[-1] == WRONG for case in CASES)
+    assert f"{equal} equal and {len(CASES) - equal} unequal" in text
+    assert f"{needed} are decided wrongly" in text
 
 
 def test_what_equals_goes_both_ways():
@@ -87,3 +97,41 @@ def test_the_last_box_ends_at_its_own_brace():
     assert last_boxed(r"\boxedness{4}") is None
     assert last_boxed(r"\boxed{a") is None
     assert last_boxed("a") is None
+
+
+STARTED = """
+import multiprocessing, sys, threading
+from gspo.rewards.workers import Limits, Pool
+
+def ask(answers):
+    pool = Pool("gspo.rewards.isolated.equality:judge", Limits(20.0, 1024, 1))
+    answers.put([o.result["equal"] for o in pool.run([{"gold": "1/2", "answer": a} for a in ("0.5", "0.6")])])
+    pool.close()
+
+def start():
+    context = multiprocessing.get_context(sys.argv[1])
+    answers = context.Queue()
+    process = context.Process(target=ask, args=(answers,))
+    process.start()
+    print(answers.get(timeout=100))
+    process.join()
+    assert process.exitcode == 0
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_a_thread_starts_by_another_method_has_workers(tmp_path, method):
+    (tmp_path / "started.py").write_text(STARTED)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "started.py"), method],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[True, False]"), done.stderr

@@ -16,7 +16,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from .nodes import Chain, Formula, Matrix, Named, Node, Number, Quantity, Several, Word
 from .reading import read
-from .tidy import compact, tidy
+from .tidy import compact, split, tidy
 
 logging.disable(logging.CRITICAL)  # math-verify's, about what a model wrote
 warnings.simplefilter("ignore")
@@ -34,6 +34,8 @@ _AS_WRITTEN = NormalizationConfig(
 )
 """math-verify's own, but units, which it takes off without a look: `5m` is not 5."""
 _LATEX = [LatexExtractionConfig(normalization_config=_AS_WRITTEN)]
+_SERIES = (sympy.Sum, sympy.Product, sympy.Limit)
+_RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|lt|gt|in)(?![a-zA-Z])")
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(\S.*)", re.DOTALL)
 _MORE_CHOICES = re.compile(
     r"\s*(?:[,;/&+|]|(?:and|or)\b)|.*(?:\b(?:or|nor|not|wrong|incorrect|isn't)\b|(?<![a-zA-Z\\])[A-J][).:]"
@@ -181,7 +183,7 @@ def _several(gold: Node, answer: Node) -> bool:
         return len(one.items) == len(two.items) and all(map(equal, one.items, two.items))
     if kinds == {"list"} and _all_named(one) != _all_named(two):
         return len(one.items) == len(two.items) and all(map(equal, one.items, two.items))
-    if kinds in ({"list"}, {"union"}):
+    if kinds in ({"list"}, {"union"}) or (kinds == {"list", "union"} and _all_named(one, 1) != _all_named(two, 1)):
         return len(one.items) == len(two.items) and _covers(one.items, two.items, once=True)
     if kinds <= {"list", "{}", "one"}:
         return _covers(one.items, two.items) and _covers(two.items, one.items)
@@ -197,10 +199,10 @@ def _parts(node: Node) -> Several | None:
     return Several("one", (node,))  # a set of one is what is in it
 
 
-def _all_named(several: Several) -> bool:
-    """Whether each part has a name of its own: `x = 1, y = 2`, but not `x = 1, x = 2`."""
+def _all_named(several: Several, num_names: int = 0) -> bool:
+    """Whether each part has a name of its own: `x = 1, y = 2`, but not `x = 1, x = 2`. Or that many names in all."""
     names = [item.name for item in several.items if isinstance(item, Named)]
-    return len(set(names)) == len(several.items) > 1
+    return len(names) == len(several.items) > 1 and len(set(names)) == (num_names or len(names))
 
 
 def _covers(wanted: Sequence[Node], given: Sequence[Node], once: bool = False) -> bool:
@@ -245,7 +247,7 @@ def _numbers(gold: Node, answer: Node) -> bool:
         return _stands_for(gold, answer.value) or _stands_for(answer, gold.value)
     a, b = _exact(gold), _exact(answer)
     if a is None or b is None:
-        return _cancels(*((n.latex, None) if isinstance(n, Formula) else ("0", x) for n, x in ((gold, a), (answer, b))))
+        return _cancels(a, b, *(n.latex for n in (gold, answer) if isinstance(n, Formula)))
     if _same_constant(a, b):
         return True
     value = sympy.N(b if isinstance(gold, Number) else a, DIGITS)
@@ -270,22 +272,26 @@ def _formulas_agree(gold: Node, answer: Node) -> bool:
     if a is not None and b is not None:
         return _same_constant(a, b)
     if (a is None) != (b is None):
-        return _cancels(gold.latex, answer.latex)
-    f, g = _sympy(gold.latex)[0], _sympy(answer.latex)[0]
-    known = _same_function(f, g) if isinstance(f, sympy.Expr) and isinstance(g, sympy.Expr) else None
+        return _cancels(a, b, gold.latex if a is None else answer.latex)
+    f, g = _expression(gold.latex), _expression(answer.latex)
+    known = None if f is None or g is None else _same_function(f, g)
     return _verified(gold.latex, answer.latex) if known is None else known
 
 
-def _cancels(gold: str, answer: str) -> bool:
-    """A constant against something with symbols in it: equal only if they cancel."""
-    a, b = _sympy(gold)[0], _sympy(answer)[0]
-    if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)) or bool(a.free_symbols) == bool(b.free_symbols):
+def _cancels(a: Any, b: Any, latex: str) -> bool:
+    """A constant, the one of `a` and `b` that is not None, against a formula with symbols: equal only if they cancel."""
+    constant, found = b if a is None else a, _expression(latex)
+    if found is None or constant is None or not constant.is_finite or not found.free_symbols:
         return False
-    return sympy.simplify(a - b) == 0
+    gap = abs(_values(found - constant)[0])
+    if gap.is_Float and gap > ROUGHLY * max(1, abs(sympy.N(constant))):
+        return False
+    return bool(sympy.simplify(found - constant) == 0)
 
 
 def _is_relation(latex: str) -> bool:
-    return re.search(r"=|<|>|\\(?:le|ge|ne|lt|gt|in)(?![a-zA-Z])", latex) is not None
+    """Whether a formula is an equation or an inequality: the `=` of `\\sum_{k=1}` stands in braces, and is none."""
+    return _RELATION.search(latex) is not None and len(split(latex, _RELATION)) > 1
 
 
 def _exact(node: Node) -> Any:
@@ -296,10 +302,26 @@ def _exact(node: Node) -> Any:
 
 
 @lru_cache(maxsize=4096)
+def _expression(latex: str) -> Any:
+    """What a formula is, its sums, products and limits carried out where they converge; None if it is no expression."""
+    found = _sympy(latex)[0]
+    if not isinstance(found, sympy.Expr) or not found.has(*_SERIES):
+        return found if isinstance(found, sympy.Expr) else None
+    return found.doit().replace(sympy.Piecewise, _where_it_converges)
+
+
+def _where_it_converges(value: Any, *others: Any) -> Any:
+    """The first of the cases into which sympy takes a sum apart, if the only other is the sum as it stands."""
+    if len(others) == 1 and others[0][0].has(*_SERIES):
+        return value[0]
+    return sympy.Piecewise(value, *others)
+
+
+@lru_cache(maxsize=4096)
 def _computed(latex: str) -> tuple[Any, Any]:
     """The constant that a formula is, and its value to many digits; (None, None) if it holds symbols."""
-    found = _sympy(latex)[0]
-    if not isinstance(found, sympy.Expr):
+    found = _expression(latex)
+    if found is None:
         return None, None
     found = found.xreplace({s: sympy.I for s in found.free_symbols if str(s) == "i"})  # math-verify leaves a symbol
     if not found.is_number:
@@ -311,9 +333,11 @@ def _computed(latex: str) -> tuple[Any, Any]:
 def _same_constant(a: Any, b: Any) -> bool:
     if a == b:
         return a is not sympy.nan and a is not sympy.zoo
-    if not (a.is_finite and b.is_finite):
+    if (a.is_Rational and b.is_Rational) or False in (a.is_finite, b.is_finite):
         return False
     x, y = sympy.N(a, DIGITS), sympy.N(b, DIGITS)
+    if sympy.nan in (a, b, x, y):
+        return False
     if not (x.is_comparable or x.is_finite) or not x or not y:
         return bool(sympy.simplify(a - b) == 0)
     return bool(abs(x - y) <= abs(y) * sympy.Float(10) ** (10 - DIGITS))
@@ -324,12 +348,19 @@ def _same_function(a: Any, b: Any) -> bool | None:
 
     It is a short way: math-verify's simplification, to which None leads, takes ten times as long.
     """
-    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    point = {s: sympy.Rational(p, 7) for s, p in zip(symbols, (11, 17, 23, 31, 37, 43), strict=False)}
-    x, y = (sympy.N(e.xreplace(point), 20) for e in (a, b))
+    if a.has(*_SERIES) or b.has(*_SERIES):
+        return None
+    x, y = _values(a, b)
     if x.is_Float and y.is_Float and abs(x - y) > ROUGHLY * max(abs(x), abs(y)):
         return False
     return True if sympy.expand(a - b) == 0 else None
+
+
+def _values(*expressions: Any) -> list[Any]:
+    """The values of expressions at one point, in 20 digits. What a sum or an integral runs over is no symbol of it."""
+    symbols = sorted({s for e in expressions for s in e.free_symbols}, key=str)
+    point = {s: sympy.Rational(p, 7) for s, p in zip(symbols, (11, 17, 23, 31, 37, 43), strict=False)}
+    return [sympy.N(e.subs(point) if e.has(sympy.Integral, *_SERIES) else e.xreplace(point), 20) for e in expressions]
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,7 @@ class Named:
     name: str
     """The left side, without white space."""
     value: Node
-    """The right side; of a chain the last."""
+    """The right side; a `Chain` where several follow the name."""
     latex: str
     """All of it."""
 

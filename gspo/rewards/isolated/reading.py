@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 from .nodes import Chain, Formula, Matrix, Named, Node, Number, Quantity, Several, Word
 from .tidy import closing, compact, split, tidy
@@ -33,6 +34,10 @@ _NAME = re.compile(
     r"|\\text\{[^{}]+\}|[a-zA-Z][a-zA-Z ]{2,}|[A-Z]{2}"
     r"|\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)"
 )
+_NO_LETTERS = re.compile(
+    r"\\(?:frac|sqrt|pi|cdot|times|div|text|log|ln|infty|circ|begin|end|pm|binom|sin|cos|tan)(?![a-zA-Z])"
+)
+_UNIT = re.compile(r"\\text\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?\s*$")
 _MATRIX = re.compile(
     r"\\begin\s*\{(p|b|v|V|B|)(?:small)?(matrix|array)\}(?:\{[lcr|\s]*\})?(.*)\\end\s*\{\1(?:small)?\2\}", re.DOTALL
 )
@@ -43,7 +48,11 @@ _FUNCTION = frozenset(
         *("log", "ln", "exp", "sqrt", "max", "min", "gcd", "lcm", "det", "mod", "deg", "pi", "frac"),
     )
 )
-_REALS = frozenset({r"\mathbb{R}", r"\Reals", "all real numbers", "R"})
+_REALS = frozenset({r"\mathbb{R}", "all real numbers", "R"})
+_PUNCTURED = re.compile(r"(?:\\mathbb\{R\}|R)\s*(?:\\setminus(?![a-zA-Z])|-|\\(?=\s*\\\{))\s*(\\\{.*\\\})")
+_EITHER = re.compile(r"(?:,\s*)?(?:\\text\{\s*or\s*\}|(?<=\s)or(?![a-zA-Z])|\\(?:lor|vee)(?![a-zA-Z]))")
+_BOTH = re.compile(r"(?:,\s*)?(?:\\text\{\s*and\s*\}|(?<=\s)and(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z]))")
+_SUCH_THAT = re.compile(r"\\mid(?![a-zA-Z])|[|:]")
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?!\d)"
 _PLAIN = re.compile(rf"(-|\+)?\s*({_INTEGER}|(?=\.\d))(\.\d*)?(?:[eE]([+-]?\d+))?")
@@ -162,7 +171,9 @@ def _is_bracketed(text: str) -> Node | None:
     if compact(text) in ("\\emptyset", "\\{\\}", "emptyset"):
         return Several("{}", ())
     if text in _REALS:
-        return Several("()", (Formula(r"-\infty"), Formula(r"\infty")))
+        return _without(())
+    if (punctured := _PUNCTURED.fullmatch(text)) and isinstance(left_out := part(punctured[1]), Several):
+        return _without(left_out.items)
     is_set = text.startswith("\\{")
     left, right = (2, 2) if is_set else (1, 1)
     if (open_interval := _outward(text)) is not None:
@@ -172,13 +183,62 @@ def _is_bracketed(text: str) -> Node | None:
     inside = text[left : -right if is_set else -1]
     pieces = split(inside, _COMMA)
     kind = "{}" if is_set else text[0] + text[-1]
-    if not all(pieces) or (kind == "{}" and not is_set) or (is_set and re.search(r"\||:|\\mid", inside)):
+    if is_set and _SUCH_THAT.search(inside):
+        return _described(inside)
+    if not all(pieces) or (kind == "{}" and not is_set):
         return None
     if len(pieces) == 1 and not is_set:
         return part(inside)
     if len(pieces) > 2 and kind == "[]":
         kind = "()"
     return Several(kind, tuple(part(p) for p in pieces))
+
+
+def _without(points: tuple[Node, ...]) -> Node | None:
+    """The real numbers but some points, as the union of what is between them. Of several, each must be written out."""
+    if len(points) > 1:
+        if not all(isinstance(point, Number) for point in points):
+            return None
+        points = tuple(sorted(set(points), key=lambda point: point.value if isinstance(point, Number) else 0))
+    ends = (Formula(r"-\infty"), *points, Formula(r"\infty"))
+    pieces = tuple(Several("()", pair) for pair in pairwise(ends))
+    return pieces[0] if len(pieces) == 1 else Several("union", pieces)
+
+
+def _described(inside: str) -> Node | None:
+    """A set of numbers by a condition on one symbol: `x \\mid x > 2`; None for other conditions."""
+    symbol, *condition = split(inside, _SUCH_THAT)
+    symbol = re.sub(r"\s*\\in\s*\\mathbb\{R\}", "", symbol)
+    found = part(condition[0]) if len(condition) == 1 and _SYMBOL.fullmatch(symbol) else None
+    if isinstance(found, Named) and found.name == compact(symbol) and _is_region(found.value):
+        return found.value
+    return None
+
+
+def _is_region(node: Node) -> bool:
+    """Whether it is an interval or a union of intervals."""
+    return isinstance(node, Several) and node.kind in ("()", "[]", "[)", "(]", "union")
+
+
+def _is_cases(text: str) -> Node | None:
+    """Inequalities of one symbol: joined by `or` they are a union of intervals, by `and` what two have in common."""
+    if not _ORDER.search(text):
+        return None
+    union, both = split(text, _EITHER), split(text, _BOTH)
+    pieces = union if len(union) > 1 else both
+    if len(pieces) < 2 or not all(pieces):
+        return None
+    found = [node for node in map(part, pieces) if isinstance(node, Named)]
+    if len(found) < len(pieces) or len({node.name for node in found}) > 1 or not any(_is_region(n.value) for n in found):
+        return None
+    regions = [n.value if isinstance(n.value, Several) else Several("{}", (n.value,)) for n in found]
+    if len(union) > 1:
+        parts = [part for region in regions for part in (region.items if region.kind == "union" else (region,))]
+        return Named(found[0].name, Several("union", tuple(parts)), text)
+    low, high = regions if regions[0].items[-1:] == (Formula(r"\infty"),) else regions[::-1]
+    if len(regions) != 2 or low.items[-1] != Formula(r"\infty") or high.items[0] != Formula(r"-\infty"):
+        return None
+    return Named(found[0].name, Several(low.kind[0] + high.kind[-1], (low.items[0], high.items[-1])), text)
 
 
 def _outward(text: str) -> Node | None:
@@ -216,17 +276,34 @@ def _is_relation(text: str) -> Node | None:
     if len(pieces) == 2 and _NAME.fullmatch(pieces[1]) and not _NAME.fullmatch(pieces[0]):
         pieces.reverse()
     if _NAME.fullmatch(pieces[0]):
-        return Named(compact(pieces[0]), part(pieces[-1]), text)
+        return Named(compact(pieces[0]), _last_of(pieces[1:]), text)
     if any(map(_has_letters, pieces)):
         return Formula(text)
     return Chain(tuple(part(piece) for piece in pieces))
 
 
+def _last_of(pieces: list[str]) -> Node:
+    """What follows a name: a chain, of which links that say nothing about the last are left out, names and symbols."""
+    *links, last = pieces
+    symbolic = _has_letters(_UNIT.sub("", last))
+    kept = [
+        part(link)
+        for link in links
+        if link in ("e", "i") or (not _NAME.fullmatch(link) and (symbolic or not _has_letters(_UNIT.sub("", link))))
+    ]
+    return Chain((*kept, part(last))) if kept else part(last)
+
+
 def _interval(text: str) -> Node:
     """An inequality that bounds one symbol, as the named interval; else a formula."""
     pieces, signs = split(text, _ORDER), [compact(m[0]) for m in _ORDER.finditer(text)]
-    if len(signs) != len(pieces) - 1 or not all(pieces) or len(pieces) > 3 or "\\ne" in signs or _EQUALS.search(text):
+    if len(signs) != len(pieces) - 1 or not all(pieces) or len(pieces) > 3 or _EQUALS.search(text):
         return Formula(text)
+    if "\\ne" in signs:
+        symbol, *others = sorted(pieces, key=lambda piece: not _SYMBOL.fullmatch(piece))
+        if len(others) != 1 or not _SYMBOL.fullmatch(symbol) or _has_letters(others[0]):
+            return Formula(text)
+        return Named(compact(symbol), _without((part(others[0]),)) or Formula(text), text)
     falling = signs[0] in (">", ">=", "\\ge", "\\gt")
     if any((sign in (">", ">=", "\\ge", "\\gt")) != falling for sign in signs):
         return Formula(text)
@@ -281,7 +358,7 @@ def _is_prose(run: str, marked: bool) -> bool:
 
 
 def _has_letters(text: str) -> bool:
-    bare = re.sub(r"\\(?:frac|sqrt|pi|cdot|times|div|text|log|ln|infty|circ|begin|end)(?![a-zA-Z])", " ", text)
+    bare = _NO_LETTERS.sub(" ", text)
     return re.search("[a-zA-Z]", bare) is not None
 
 
@@ -298,6 +375,7 @@ _READINGS: tuple[Callable[[str], Node | None], ...] = (
     _is_matrix,
     _is_union,
     _is_bracketed,
+    _is_cases,
     _is_list,
     _is_relation,
     _is_plus_minus,

@@ -146,9 +146,7 @@ def _without_tail(text: str) -> str:
         escaped = (len(text) - 1 - len(text[:-1].rstrip("\\"))) % 2 == 1
         if escaped and text[-1] in ",;:!":
             text = text[:-2].rstrip()
-        elif text[-1] == "\\" and not escaped and len(text) > 1:
-            text = text[:-1].rstrip()
-        elif text[-1] in ".,;" and not escaped and not text.endswith("..."):
+        elif not escaped and text[-1] in ".,;\\" and not text.endswith("..."):
             text = text[:-1].rstrip()
         else:
             break

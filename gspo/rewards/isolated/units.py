@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 from .nodes import Formula, Node, Number, Quantity
 
@@ -19,23 +20,20 @@ _SAME = {
 }  # fmt: skip
 _CANONICAL = {word: unit for unit, words in _SAME.items() for word in (unit, *words.split())}
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_FORMULA = frozenset("pi sqrt sin cos tan log ln exp frac to mod is times over i e".split())
-"""Words that are mathematics where no \\text{} marks them as a unit."""
-_NO_UNIT = frozenset(
-    (
-        *("and or not nor but if except without wrong incorrect is isn't to at than least most more less fewer".split()),
-        *("greater larger smaller plus minus over by divided multiplied mod modulo remainder negative factorial".split()),
-        *("dozen dozens hundred thousand million billion trillion hundreds thousands millions billions trillions".split()),
-        *("tens half halves zero one two three four five six seven eight nine ten eleven twelve twenty".split()),
-        *("thirty forty fifty sixty seventy eighty ninety twice pi sqrt".split()),
-    )
+_MATHEMATICS = re.compile("pi|sqrt|sin|cos|tan|log|ln|exp|frac|to|mod|is|times|over|i|e")
+"""Words that are no unit unless \\text{} marks them as one."""
+_CHANGING = re.compile(
+    "and|or|not|nor|but|if|except|without|wrong|incorrect|is|isn't|to|at|than|least|most|more|less|fewer|greater|larger|"
+    "smaller|plus|minus|over|by|divided|multiplied|mod|modulo|remainder|negative|factorial|twice|pi|sqrt|"
+    "dozens?|hundreds?|thousands?|millions?|billions?|trillions?|tens|half|halves|zero|one|two|three|four|five|six|seven|"
+    "eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 )
-"""Words that change the number before them, or leave it open."""
+"""Words that change the number before them, or leave it open: they are no unit."""
 _PART = re.compile(r"third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+llion)th")
 _POWER = re.compile(r"(?<=[a-zA-Z])\s*\^\s*\{?\s*-?\d\s*\}?")
 _BARE_POWER = re.compile(r"(?<![a-zA-Z])([mck]?m|ft|in)([23])(?!\w)")
 
-_TEXT = re.compile(r"(.*[^\s\\])\s*?((?:\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?\s*/?)+)")
+_TEXT = re.compile(r"(.*?[^\s\\])((?:\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?-?\d\}?)?(?:\s*/)?)+)")
 _PLAIN = re.compile(r"([-+]?[\d.,/ ]*\d|.*[}\d])(\s*)([a-zA-Z][a-zA-Z /]*[a-zA-Z]|[a-zA-Z])(\s*\^\s*\{?\d\}?)?")
 _MONEY = re.compile(r"([-+]?)\s*([$€£¥₹])\s*(.*\d.*)")
 _PERCENT = re.compile(r"(.+?)\s*%")
@@ -77,7 +75,7 @@ def _unmarked(text: str, part: Part, number: Numeral) -> Node | None:
     if match is None or ((value := number(match[1])) is None and not match[1].endswith("}")):
         return None
     words = match[3].split()
-    if any(word.lower() in _FORMULA for word in words) or not _is_unit(match[3]):
+    if any(_MATHEMATICS.fullmatch(word.lower()) for word in words) or not _is_unit(match[3]):
         return None
     known = len(words) == 1 and len(words[0]) > 1 and _canonical(words[0]) in _SAME
     prose = bool(match[2]) and all(len(word) > 2 and re.search("[aeiouy]", word.lower()) for word in words)
@@ -87,13 +85,13 @@ def _unmarked(text: str, part: Part, number: Numeral) -> Node | None:
 
 
 def _is_unit(name: str) -> bool:
-    """Whether words behind a number leave it as it is: `apples`, `m/s^2`, `million people`; not `dozen`, `or 43`, `tenths`."""
+    """Whether words behind a number leave it as it is, as `apples` and `m/s^2` do, unlike `dozen`, `or 43` and `tenths`."""
     words = re.findall(r"[^\W\d_]+(?:[-'][^\W\d_]+)*", name.lower())
     if words and words[0] in _SCALES:
         del words[0]
-    if re.search(r"\d", _POWER.sub("", _BARE_POWER.sub("", name))) or any(word in _NO_UNIT for word in words):
+    if re.search(r"\d", _POWER.sub("", _BARE_POWER.sub("", name))) or any(map(_CHANGING.fullmatch, words)):
         return False
-    parts = [word for word, after in zip(words, [*words[1:], "of"], strict=True) if after == "of" or word.endswith("s")]
+    parts = [word for word, after in pairwise([*words, "of"]) if after == "of" or word.endswith("s")]
     return words[:1] not in (["squared"], ["cubed"]) and not any(_PART.fullmatch(word.rstrip("s")) for word in parts)
 
 
