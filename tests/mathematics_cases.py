@@ -511,6 +511,8 @@ CASES = [
     ("choice", "A", "(A) 1/2", True, "", WRONG),
     ("choice", "A", "(A) 1,234", True, "", WRONG),
     ("choice", "A", "A. salt and pepper", True, "", WRONG),
+    ("choice", "E", r"\text{(E) not enough information}", True, "what the choice says is its own", WRONG),
+    ("choice", "D", "(D) 3 or 4", True, "", WRONG),
     ("choice", "A", "(A), (B)", False, "naming several is no answer"),
     ("choice", "A", "(A) or (B)", False, ""),
     ("choice", "A", "A. B. C. D.", False, ""),

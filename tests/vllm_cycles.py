@@ -1,8 +1,8 @@
 """Start, train and stop with the engine vllm, again and again in one process: vllm_cycles.py [CYCLES].
 
 Prints what the process holds after the first cycle (what a first start sets up for good is not counted) and after the
-last, and exits with 1 if anything grew: children, threads, files and sockets, shared memory, temporary files; memory by more
-than MIB_A_CYCLE from the fifth cycle on, until which allocators and caches fill.
+last, and exits with 1 if anything grew: children, threads, files and sockets, shared memory, temporary files; memory by
+more than MIB_A_CYCLE from the fifth cycle on, until which allocators and caches fill.
 """
 
 import os

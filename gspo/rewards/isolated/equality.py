@@ -38,8 +38,8 @@ _SERIES = (sympy.Sum, sympy.Product, sympy.Limit)
 _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|lt|gt|in)(?![a-zA-Z])")
 _CHOICE = re.compile(r"\(?([A-J])[).:]\s*(\S.*)", re.DOTALL)
 _MORE_CHOICES = re.compile(
-    r"\s*(?:[,;/&+|]|(?:and|or)\b)|.*(?:\b(?:or|nor|not|wrong|incorrect|isn't)\b|(?<![a-zA-Z\\])[A-J][).:]"
-    r"|(?:[,;/&+|]|\band)\s*\(?[A-J](?![a-zA-Z]))|\s*\(?[A-J]\)?\s*$",
+    r"\s*(?:[,;/&+|]|(?:and|or|nor|is\s+not|isn't|is\s+(?:wrong|incorrect|false))\b)|.*(?<![a-zA-Z\\])[A-J][).:]"
+    r"|.*(?:[,;/&+|]|\b(?:and|or|nor))\s*\(?[A-J](?![a-zA-Z])|\s*\(?[A-J]\)?\s*$",
     re.DOTALL,
 )
 """Behind the letter of a choice: another letter, or words that take the choice back."""
