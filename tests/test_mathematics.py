@@ -135,3 +135,13 @@ def test_a_process_that_a_thread_starts_by_another_method_has_workers(tmp_path, 
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[True, False]"), done.stderr
+
+
+@pytest.mark.parametrize("text", [r"\sqrt{2}", r"-\sqrt{12}", r"5\sqrt{3}", r"-17 \sqrt{50}", r"0\sqrt{7}", r"3\sqrt{0}"])
+def test_a_root_is_read_as_math_verify_reads_it(text):
+    from math_verify import parse
+
+    from gspo.rewards.isolated.equality import _sympy
+
+    (mine,) = _sympy(text)
+    assert mine.equals(parse(f"\\boxed{{{text}}}")[0])
