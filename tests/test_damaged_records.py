@@ -95,6 +95,7 @@ def test_damaged_records_of_tokens_are_refused_by_sample(run, broken, capsys):
         ({"parts": {"exact": 1}}, "parts is no table"),
         ({"num_tokens": "x"}, "num_tokens is no number"),
         ({"reward": [1]}, "reward is no number"),
+        ({"advantage": "x"}, "advantage is no number or list of numbers"),
     ],
     ids=str,
 )

@@ -18,8 +18,8 @@ from .names import HISTOGRAM
 Kind = Literal["samples", "evaluation"]
 """Folder of a samples file: of training, or of evaluation."""
 
-MEASURES = ("reward", "advantage", "num_tokens", "ratio")
-"""What a sample's line has as numbers, or null."""
+MEASURES = ("reward", "num_tokens", "ratio")
+"""What a sample's line has as numbers, or null; its advantage may be a list, a number for each turn."""
 
 
 class RecordsError(ValueError):
@@ -161,6 +161,8 @@ def read_samples(folder: str | Path, step: int) -> list[dict[str, Any]]:
             raise RecordsError(f"{path}, line {number}: parts is no table with a table a reward")
         if wrong := next((key for key in MEASURES if not (row.get(key) is None or is_number(row[key]))), None):
             raise RecordsError(f"{path}, line {number}: {wrong} is no number")
+        if not _is_measure(row.get("advantage")):
+            raise RecordsError(f"{path}, line {number}: advantage is no number or list of numbers")
     return rows
 
 
