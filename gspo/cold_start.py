@@ -78,7 +78,8 @@ def cold_start(config: Config, *, resume: bool = False, world: World = ALONE) ->
             terminal.step(row)
             asked = signals.asked()
             finished = step == table.steps or _good_enough(row, table)
-            if finished or step % config.checkpoint.every == 0 or asked:
+            every = config.checkpoint.every
+            if finished or asked or (every is not None and step % every == 0):
                 state, keep = {"cursor": cursor.state(), "finished": finished}, config.checkpoint.keep
                 saved = checkpoint.save(folder / "checkpoints", policy, optimizer, state, step=step, keep=keep)
                 if finished:

@@ -289,8 +289,9 @@ class Run:
         self.terminal.step(row)
 
     def checkpoint_is_due(self) -> bool:
-        """At every so many steps, and at the end."""
-        return self.step % self.config.checkpoint.every == 0 or self.step == self.config.training.steps
+        """At every so many steps, and at the end; never where the recipe wants none."""
+        every = self.config.checkpoint.every
+        return every is not None and (self.step % every == 0 or self.step == self.config.training.steps)
 
     def save(self) -> None:
         """Write a checkpoint of the place that the run has reached."""

@@ -76,6 +76,13 @@ def test_a_run_with_the_same_seed_is_the_same_and_with_another_is_not(tmp_path):
     assert runs[0]["objective/loss"] == runs[1]["objective/loss"] != runs[2]["objective/loss"]
 
 
+def test_without_checkpoints_a_run_leaves_its_records_and_the_cold_starts_model(tmp_path):
+    cold = {"steps": 3, "batch_size": 8, "learning_rate": 1e-2}
+    run = train(tiny_config(tmp_path, cold_start=cold, checkpoint={"every": None}))
+    assert [r["step"] for r in rows(run)] == [1, 2, 3] and not (run / "checkpoints").exists()
+    assert [p.name for p in (run / "cold_start" / "checkpoints").glob("step-*")] == ["step-000003"]
+
+
 def test_an_adapter_starts_from_the_cold_start(tmp_path):
     pytest.importorskip("peft")
     cold = {"steps": 3, "batch_size": 8, "learning_rate": 1e-2}

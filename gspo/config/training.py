@@ -155,8 +155,9 @@ class EvaluationConfig(SamplingConfig):
 class CheckpointConfig(Section):
     """What is kept of a run."""
 
-    every: int = Field(default=20, gt=0)
-    """Steps between checkpoints; the last step always has one."""
+    every: int | None = Field(default=20, gt=0)
+    """Steps between checkpoints; the last step always has one. null: none but where a signal stops the run, for runs of
+    which the records alone are wanted; what is trained is then lost."""
     keep: int = Field(default=2, gt=0)
     """Newest checkpoints that stay; older ones are deleted. 2: one to fall back on."""
 
