@@ -261,12 +261,13 @@ def table(lines: Iterable[str], columns: Mapping[str, Any], cell: Callable[[str,
 
 
 def band(axis: Any, runs: Sequence[Sequence[tuple[float, float]]], *, label: str, colour: str) -> None:
-    """The mean of runs that were measured at the same places, and a band from the lowest to the highest."""
-    places = [x for x, _ in runs[0]]
-    values = [[y for _, y in run] for run in runs]
-    axis.fill_between(places, [min(v) for v in zip(*values, strict=True)], [max(v) for v in zip(*values, strict=True)],
-                      color=colour, alpha=0.15, linewidth=0)  # fmt: skip
-    axis.plot(places, [fmean(v) for v in zip(*values, strict=True)], color=colour, label=label, linewidth=1.4)
+    """The mean of runs and a band from the lowest to the highest, at the places where all were measured: a step in which no
+    group had a signal has no last minibatch."""
+    curves = [dict(run) for run in runs]
+    places = [x for x in curves[0] if all(x in curve for curve in curves)]
+    values = [[curve[x] for curve in curves] for x in places]
+    axis.fill_between(places, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0)
+    axis.plot(places, [fmean(v) for v in values], color=colour, label=label, linewidth=1.4)
 
 
 def smooth(rows: Rows, key: str, window: int = 10) -> list[tuple[float, float]]:
