@@ -1,5 +1,5 @@
-"""Routed experts out of vLLM's outputs. Written from the source of vLLM 0.32 and descriptions of 0.21; it has not been run
-with a model: the CPU build returns none.
+"""Routed experts out of vLLM's outputs. Written from the source of vLLM 0.25 and 0.32 and descriptions of 0.21; it has not
+been run with a model: the CPU build returns none. `python tests/vllm_gpu.py routed_experts` tries it on a GPU.
 
 vLLM's rows are [prompt + response tokens - 1, decoder layers, experts a token]; those of layers without experts are never
 written. In 0.21 they came in two parts, the prompt's beside the request and the response's beside the completion.
@@ -23,8 +23,8 @@ class ExpertsOutput:
         self.routing = policy.routing if wanted else None
         self.num_layers = policy.model.config.num_hidden_layers
         self.start: dict[str, Any] = {} if self.routing is None else {"enable_return_routed_experts": True}
-        """Arguments of vLLM. 0.32 refuses them with its first model runner, and its second takes no logits processors of
-        the kind that draws here: it then does not start, and says so."""
+        """Arguments of vLLM. 0.25 serves them by its first model runner, as it does logits processors. 0.32 refuses them with
+        that, and its second takes no processors of the kind that draws here: it then does not start, and says so."""
 
     def read(self, request: Request, output: Any) -> np.ndarray | None:
         """The experts of prompt and response but the last token, [tokens - 1, layers with experts, experts a token].
