@@ -23,8 +23,8 @@ class ExpertsOutput:
         self.routing = policy.routing if wanted else None
         self.num_layers = policy.model.config.num_hidden_layers
         self.start: dict[str, Any] = {} if self.routing is None else {"enable_return_routed_experts": True}
-        """Arguments of vLLM. 0.25 serves them by its first model runner, as it does logits processors. 0.32 refuses them with
-        that, and its second takes no processors of the kind that draws here: it then does not start, and says so."""
+        """Arguments of vLLM. 0.25 serves them by its first model runner, as it does logits processors. 0.32 refuses them
+        with that, and its second takes no processors of the kind that draws here: it then does not start, and says so."""
 
     def read(self, request: Request, output: Any) -> np.ndarray | None:
         """The experts of prompt and response but the last token, [tokens - 1, layers with experts, experts a token].
