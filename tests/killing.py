@@ -1,7 +1,7 @@
 """A program that trains in child processes and kills them: `python killing.py FOLDER SEED`.
 
 It imports everything once and forks, so that a kill costs no start-up; it computes nothing itself, as threads do not
-survive a fork. Prints a line for each kill and, last, how many there were.
+survive a fork. Prints a line for each kill.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
+import matplotlib.figure  # noqa: F401  this and the next for forked children, which then need not import them again
+import reasoning_gym  # noqa: F401
 import torch
 from conftest import tiny_config
 
@@ -21,7 +24,7 @@ from gspo.cli import main as cli  # noqa: F401  imported for its imports
 from gspo.config import Config
 from gspo.loop import train
 
-KILLS, STEPS = 20, 60
+KILLS, STEPS = 20, 40
 
 
 def config(folder: Path, name: str) -> Config:
@@ -71,27 +74,42 @@ def ended(pid: int, within_s: float) -> int | None:
     return None
 
 
-def main(folder: Path, seed: int) -> None:
-    rng, kills, run = random.Random(seed), 0, 0
-    reference, start = config(folder, "reference"), time.monotonic()
-    assert os.waitpid(child(reference, resume=False), 0)[1] == 0, (folder / "log.txt").read_text()
-    span_s = 0.6 * (time.monotonic() - start)  # long enough to get on, short enough to hit every stage
-    while kills < KILLS:
+def killed(folder: Path, name: str, kills: int, seed: int, span_s: float) -> None:
+    """Runs that are killed within each span of time until the last step is saved, as many as it takes for all kills."""
+    rng, run = random.Random(seed), 0
+    while kills:
         run += 1
-        settings, resume = config(folder, f"killed-{run}"), False
+        settings, resume = config(folder, f"killed-{name}{run}"), False
         checkpoints = folder / settings.name / "checkpoints"
-        while kills < KILLS and not (checkpoints / f"step-{STEPS:06d}").exists():
+        while kills and not (checkpoints / f"step-{STEPS:06d}").exists():
             pid = child(settings, resume=resume)
             status = ended(pid, rng.uniform(0, span_s))
             assert status in (0, None), (folder / "log.txt").read_text()
             if status is None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                kills, resume = kills + 1, True
+                kills, resume = kills - 1, True
                 newest = sorted(p.name for p in checkpoints.glob("*"))
-                print(json.dumps({"kill": kills, "run": run, "checkpoints": newest}), flush=True)
+                print(json.dumps({"kill": settings.name, "checkpoints": newest}), flush=True)
         assert os.waitpid(child(settings, resume=resume), 0)[1] == 0, (folder / "log.txt").read_text()
-    print(json.dumps({"kills": kills, "runs": run}))
+
+
+def main(folder: Path, seed: int) -> None:
+    """A run that is left alone, then those that are killed, one row of them on each of two cores."""
+    start = time.monotonic()
+    assert os.waitpid(child(config(folder, "reference"), resume=False), 0)[1] == 0, (folder / "log.txt").read_text()
+    span_s = 0.4 * (time.monotonic() - start)  # long enough to get on, short enough to hit every stage
+    rows = []
+    for number, name in enumerate("ab"):
+        if not (pid := os.fork()):
+            try:
+                killed(folder, name, KILLS // 2, 2 * seed + number, span_s)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        rows.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in rows] == [0, 0]
 
 
 if __name__ == "__main__":
