@@ -150,8 +150,12 @@ def test_a_run_is_not_overwritten_and_not_continued_with_other_settings(tmp_path
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[str, torch.Tensor]:
     """The end of the run of killing.py that nothing stops."""
-    torch.set_num_threads(1)
-    return state(train(config(tmp_path_factory.mktemp("undisturbed"), "reference")), STEPS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the runs that are held against it
+    try:
+        return state(train(config(tmp_path_factory.mktemp("undisturbed"), "reference")), STEPS)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
