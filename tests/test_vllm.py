@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ALPHABET, tiny_config, tiny_model, tiny_policy
 
-from gspo.config import SamplingConfig, VllmConfig
+from gspo.config import LoraConfig, SamplingConfig, VllmConfig
 from gspo.rollout.engine import EngineError, Request
 from gspo.rollout.probe import Probe, ProbeError
 from gspo.rollout.transformers import TransformersEngine
@@ -197,26 +197,14 @@ def test_a_weight_that_no_load_reaches_is_stopped_however_small_the_update(left_
             probe(engine)
 
 
-def policy_of(kind: str) -> Policy:
-    policy = tiny_policy(**SHAPE)
-    if kind == "lora":
-        from gspo.config import LoraConfig
-
-        config = tiny_model(**SHAPE).model_copy(update={"lora": LoraConfig(rank=4, alpha=8)})
-        policy = load_policy(config, temperature=1.0, seed=0)
+def policy_of(kind: str, dtype: str = "float32", *, device: str = "cpu", **shape: int) -> Policy:
+    experts = {"num_experts": 8, "experts_per_token": 2, "moe_intermediate_size": 64} if kind == "experts" else {}
+    changes = {"device": device, "kernels": "torch", "lora": LoraConfig(rank=4, alpha=8) if kind == "lora" else None}
+    config = tiny_model(dtype, **SHAPE | experts | shape).model_copy(update=changes)
+    policy = load_policy(config, temperature=1.0, seed=0)
     if kind == "untied":
         policy.model.config.tie_word_embeddings = False
         policy.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(policy.head) * 0.05)
-    if kind == "experts":
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-        shape = {k: getattr(policy.model.config, k) for k in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim",
-                 "num_attention_heads", "num_key_value_heads", "eos_token_id", "pad_token_id", "bos_token_id")}  # fmt: skip
-        config = Qwen3MoeConfig(
-            **shape, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
-        )
-        policy.model = Qwen3MoeForCausalLM(config).eval()
-        policy.model.set_attn_implementation("gspo_packed")
     return policy
 
 
