@@ -171,7 +171,7 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> No
 
 def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
-    for style, rate in zip(("-", "--", "-.", ":"), rates, strict=False):
+    for style, rate in zip(("-", "--", "-.", ":")[: len(rates)], rates, strict=True):
         for arm, colour in COLOURS.items():
             axis.plot(*zip(*smooth(found[arm, rate], "reward/mean"), strict=True), style, color=colour, linewidth=1.2)
         axis.plot([], [], style, color="grey", label=f"{rate:g}")

@@ -157,7 +157,7 @@ class CheckpointConfig(Section):
 
     every: int | None = Field(default=20, gt=0)
     """Steps between checkpoints; the last step always has one. null: none but where a signal stops the run, for runs of
-    which the records alone are wanted; what is trained is then lost."""
+    which the records alone are wanted; what is trained is then lost, and --resume begins anew."""
     keep: int = Field(default=2, gt=0)
     """Newest checkpoints that stay; older ones are deleted. 2: one to fall back on."""
 
