@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,12 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+def fewer(plan):
+    """A plan with problems enough for a few steps, not the 20,000 of the recipe, which each run would read."""
+    sizes = {"data.parameters": 400, "evaluation.data.parameters": 128}
+    return replace(plan, settings=plan.settings | {key: plan.settings[key] | {"size": size} for key, size in sizes.items()})
+
+
 @pytest.fixture
 def little_learning(script, tmp_path, monkeypatch):
     """Experiments start from a model that has learned little, and write elsewhere than the committed evidence."""
@@ -158,6 +165,7 @@ def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, littl
     experiment = script(name)
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
+    monkeypatch.setattr(experiment, "sorting", lambda *args: fewer(script("common").sorting(*args)), raising=False)
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path, raising=False)
     experiment.run(runs)
     assert script("common").read(name)
@@ -200,7 +208,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.setattr(script("common"), "EVIDENCE", tmp_path)
     monkeypatch.setattr(deep, "SEEDS", (0,))
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
-    three = script("common").sorting(3, tmp_path).settings
+    three = fewer(script("common").sorting(3, tmp_path)).settings
     small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "DENSE": str(llama), "RATES": (1e-3,)}
     for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 5}.items():
         monkeypatch.setattr(language, key, value)
