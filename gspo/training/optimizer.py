@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 from ..types import Metrics
-from .sharding import full, like
+from .sharding import added_up, dealt, largest, like, part
 
 INITIAL_SCALE = 2.0**16
 """Loss scale that float16 starts with, torch's own: a gradient's entry overflows from a size of 1 up, and the whole is
@@ -67,7 +67,8 @@ class Optimizer:
     gradients are not rounded to zero; an overflow leaves the step out and halves the scale.
 
     Sharded parameters are float32 whatever the precision of the passes, and their own masters; each rank then moves its
-    part of them, by a norm that is that of the whole.
+    part of them, by a norm that is that of the whole. The parts are worked on as the plain tensors that they are: as
+    DTensors a step would cost the host's processor several times as much, with the GPU waiting.
     """
 
     def __init__(
@@ -83,12 +84,16 @@ class Optimizer:
         self.config, self.total_updates, self.updates = config, total_updates, 0
         self.parameters = dict(parameters)
         self.masters: dict[str, Tensor] = {}
+        self.parts: dict[str, Tensor] = {}
+        """What of each master lies here: all of it, but for sharded ones. They share their memory."""
         for name, p in self.parameters.items():
             wide = p.dtype in (torch.float32, torch.float64)
             self.masters[name] = p if wide else p.detach().float()
             if not wide:
                 p.register_post_accumulate_grad_hook(_add_into(self.masters[name]))
-        self.adamw = _adamw(list(self.masters.values()), config)
+            self.masters[name].grad = torch.zeros_like(self.masters[name])
+            self.parts[name] = part(self.masters[name])
+        self.adamw = _adamw(list(self.parts.values()), config)
         some = next(iter(self.parameters.values()))
         self.dtype = dtype or some.dtype
         half = any(torch.float16 in (p.dtype, dtype) for p in self.parameters.values())
@@ -96,20 +101,20 @@ class Optimizer:
         self.scaler.scale(torch.zeros((), device=some.device))  # it makes its state here; a step may come without a loss
         self.lowered = False
         """Whether the last step was left out for an overflow that lowered the loss scale; float16 only."""
-        self.zero_grad()
 
     @property
     def learning_rate(self) -> float:
         """The rate of the next update."""
         return learning_rate(self.config, self.updates, self.total_updates)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """What of each master's gradient lies here."""
+        return [x.grad for x in self.parts.values() if x.grad is not None]
+
     def zero_grad(self) -> None:
         """Zero, not None: a minibatch without a signal then still moves by its momentum, as one with zero gradients."""
-        for master in self.masters.values():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-            else:
-                master.grad.zero_()
+        torch._foreach_zero_(self.gradients)
 
     def backward(self, out: Tensor, grad: Tensor | None = None) -> None:
         """Add the gradients of a loss to those so far, times the loss scale where parameters are float16.
@@ -125,12 +130,15 @@ class Optimizer:
         Returns the gradient norm, without loss scale, before clipping. If it is not finite nothing moves: neither
         weights, nor moments, nor the number of updates; `lowered` then tells whether the loss scale could give way.
         """
+        some = next(iter(self.masters.values()))
         self.scaler.unscale_(self.adamw)
-        gradients = [m.grad for m in self.masters.values() if m.grad is not None]
-        norm = full(torch.nn.utils.get_total_norm(gradients))
+        if self.scaler.is_enabled():
+            for overflowed in self.scaler._found_inf_per_device(self.adamw).values():
+                largest(overflowed, some)
+        norm = added_up(torch.nn.utils.get_total_norm(self.gradients), some)
         if bool(torch.isfinite(norm)):
             if norm > self.config.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_grad_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(self.parts.values(), self.config.max_grad_norm, norm)
             for group in self.adamw.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(self.learning_rate)
@@ -157,9 +165,10 @@ class Optimizer:
             scaler = self.scaler.state_dict()
             out |= {k: torch.tensor(scaler[name]) for k, name in SCALER_STATE.items()}
         for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
-                parts = {part: getattr(value, part) for part in EIGHT_BIT_PARTS if hasattr(value, part)}
-                out |= {f"{key}_{part}/{name}": x for part, x in parts.items()} or {f"{key}/{name}": value}
+            for key, value in self.adamw.state.get(self.parts[name], {}).items():
+                eight = {piece: getattr(value, piece) for piece in EIGHT_BIT_PARTS if hasattr(value, piece)}
+                whole = value if key == "step" else dealt(value, master)
+                out |= {f"{key}_{piece}/{name}": x for piece, x in eight.items()} or {f"{key}/{name}": whole}
             rounded = self.dtype not in (torch.float32, torch.float64)
             if master is not self.parameters[name] or rounded or "lora_" in name:
                 out[f"master/{name}"] = master.detach()
@@ -179,7 +188,8 @@ class Optimizer:
             if f"master/{name}" in state:
                 master.copy_(like(state[f"master/{name}"], master))
             if f"step/{name}" in state:
-                self.adamw.state[master] = {k: self._moment(state, k, name) for k in ("step", "exp_avg", "exp_avg_sq")}
+                moments = {k: part(self._moment(state, k, name)) for k in ("step", "exp_avg", "exp_avg_sq")}
+                self.adamw.state[self.parts[name]] = moments
         self._round()
 
     def _moment(self, state: Mapping[str, Tensor], key: str, name: str) -> Tensor:
@@ -187,14 +197,16 @@ class Optimizer:
         master = self.masters[name]
         if key == "step":
             return state[f"step/{name}"].to(master.device).clone()
-        parts = {part: state.get(f"{key}_{part}/{name}") for part in EIGHT_BIT_PARTS}
+        eight = {piece: state.get(f"{key}_{piece}/{name}") for piece in EIGHT_BIT_PARTS}
         buffer: Any = torch.zeros_like(master)
         if self.config.moments == "8bit":
             buffer = self.adamw._new_buffer(master, key == "exp_avg")  # type: ignore[attr-defined]
-        if hasattr(buffer, "codes") != (parts["codes"] is not None):
+        if hasattr(buffer, "codes") != (eight["codes"] is not None):
             raise ValueError("the optimizer's state has moments of another precision than the recipe's `moments`")
-        for part, x in parts.items():
-            (buffer if x is None else getattr(buffer, part)).copy_(like(state[f"{key}/{name}"], buffer) if x is None else x)
+        for piece, x in eight.items():
+            (buffer if x is None else getattr(buffer, piece)).copy_(
+                like(state[f"{key}/{name}"], buffer) if x is None else x
+            )
         return buffer
 
     def _move_scale(self) -> None:

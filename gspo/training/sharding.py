@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -26,6 +27,10 @@ from .packing import Family, MicroBatch, families, make_micro_batches, num_token
 UNEVEN = 1.1
 """Tokens of a rank over the mean, from which samples that share a prompt are dealt one by one: the others would wait for it
 longer than a prompt computed twice takes, at a tenth of the tokens or less."""
+
+GROUP_BYTES = 2**28
+"""Weights of consecutive layers that are gathered together, at least. Each gathering costs the host's processor
+milliseconds, in which a GPU has computed a small layer; by NVLink this much arrives in one."""
 
 Score = Callable[[MicroBatch, float | None], tuple[Tensor, Tensor]]
 
@@ -48,12 +53,14 @@ class Shards:
         self._whole = False
         mesh = init_device_mesh(device.type, (world.size,))
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        self._modules: list[Any] = [*layers, self.root]
-        for module in self._modules:
-            for p in module.parameters():
+        groups = [*_groups(layers), [self.root]]
+        for group in groups:
+            for p in [p for module in group for p in module.parameters()]:
                 if not isinstance(p, DTensor):
                     p.data = p.data.float()  # exact; from here on the master weights
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(group, mesh=mesh, mp_policy=policy)
+        self._modules: list[Any] = [group[0] for group in groups]  # each speaks for its group
+        for module in self._modules:
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         with torch.no_grad():
@@ -96,6 +103,18 @@ class Shards:
             self.root.set_reshard_after_forward(False, recurse=False)
 
 
+def _groups(layers: nn.ModuleList) -> list[list[Any]]:
+    """Consecutive layers, of GROUP_BYTES or more together but for the last."""
+    groups, room = [], 0
+    for layer in layers:
+        if room <= 0:
+            groups.append([])
+            room = GROUP_BYTES
+        groups[-1].append(layer)
+        room -= sum(p.numel() * p.element_size() for p in layer.parameters())
+    return groups
+
+
 class _Root(nn.Module):
     """The module whose forward is the whole pass, so that FSDP's hooks surround also what reads the output matrix."""
 
@@ -120,6 +139,40 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
     if not isinstance(other, DTensor):
         return there
     return distribute_tensor(there, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def part(tensor: Tensor) -> Tensor:
+    """What of a tensor lies on this rank, and of its gradient, as a plain tensor in the same memory; an unsharded one as it
+    is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mine = tensor.detach().to_local()
+    if tensor.grad is not None:
+        mine.grad = part(tensor.grad)
+    return mine
+
+
+def dealt(mine: Tensor, other: Tensor) -> Tensor:
+    """The sharded tensor, shaped and placed as another one is, of which this rank's part is `mine`."""
+    if not isinstance(other, DTensor):
+        return mine
+    where = {"device_mesh": other.device_mesh, "placements": other.placements, "run_check": False}
+    return DTensor.from_local(mine, **where, shape=other.shape, stride=other.stride())
+
+
+def added_up(norm: Tensor, other: Tensor) -> Tensor:
+    """The norm of a vector dealt over the ranks that `other` is dealt over, out of the norms of the ranks' parts."""
+    if not isinstance(other, DTensor):
+        return norm
+    square = norm.double().square()
+    dist.all_reduce(square, group=other.device_mesh.get_group())
+    return square.sqrt().to(norm.dtype)
+
+
+def largest(x: Tensor, other: Tensor) -> None:
+    """Make `x` the largest that a rank has, of the ranks that `other` is dealt over."""
+    if isinstance(other, DTensor):
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=other.device_mesh.get_group())
 
 
 def gathered(named: Iterable[tuple[str, Tensor]], world: World) -> dict[str, Tensor]:
