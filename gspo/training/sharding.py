@@ -146,7 +146,8 @@ def part(tensor: Tensor) -> Tensor:
     is."""
     if not isinstance(tensor, DTensor):
         return tensor
-    mine = tensor.detach().to_local()
+    whole: Any = tensor.detach()
+    mine = whole.to_local()
     if tensor.grad is not None:
         mine.grad = part(tensor.grad)
     return mine
