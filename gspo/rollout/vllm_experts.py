@@ -1,5 +1,5 @@
-"""Routed experts out of vLLM's outputs: 0.25's, on a GPU (`python tests/vllm_gpu.py routed_experts replayed`). The CPU build
-returns none; 0.32 and 0.21 are read as their source and descriptions say, and have not been run.
+"""Routed experts out of vLLM's outputs: those of 0.25, on a GPU (`python tests/vllm_gpu.py routed_experts replayed`). The
+CPU build returns none; 0.32 and 0.21 are read as their source and descriptions say, and have not been run.
 
 vLLM's rows are [prompt + response tokens - 1, decoder layers, experts a token]; those of layers without experts are never
 written. In 0.21 they came in two parts, the prompt's beside the request and the response's beside the completion.

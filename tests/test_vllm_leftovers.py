@@ -1,0 +1,84 @@
+"""What a start of vLLM leaves in global tables goes with the engine; what others left stays."""
+
+import sys
+import weakref
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch._dynamo.convert_frame
+import torch._dynamo.precompile_context
+
+from gspo.rollout.vllm_leftovers import Leftovers
+
+HOOKS = torch._dynamo.convert_frame._bytecode_hooks
+ARTIFACTS: Any = torch._dynamo.precompile_context.PrecompileContext._backend_artifacts_by_key
+
+
+class Wrapper:
+    """As vLLM's holder of CUDA graphs."""
+
+    _all_instances: ClassVar[weakref.WeakSet["Wrapper"]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.graphs = ["graph"]
+        self._all_instances.add(self)
+
+    def clear_graphs(self) -> None:
+        self.graphs.clear()
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """A module of vLLM's models, and vLLM's module for graphs."""
+    models, graphs = ModuleType("vllm.model_executor.models.some"), ModuleType("vllm.compilation.cuda_graph")
+    vars(graphs)["CUDAGraphWrapper"] = Wrapper
+    for module in (models, graphs):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return models
+
+
+def left(models: ModuleType, name: str):
+    """What a start leaves: a hook, compiled code, an artifact of it, graphs."""
+    handle = torch._dynamo.convert_frame.register_bytecode_hook(lambda code, new_code: None)
+    setattr(models, f"__compiled_fn_{name}", object())
+    ARTIFACTS[f"__compiled_fn_{name}"] = object()
+    return handle, Wrapper()
+
+
+def there(models: ModuleType, name: str, what) -> list[bool]:
+    handle, wrapper = what
+    return [
+        handle.id in HOOKS,
+        hasattr(models, f"__compiled_fn_{name}"),
+        f"__compiled_fn_{name}" in ARTIFACTS,
+        bool(wrapper.graphs),
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_start_left_goes_and_all_else_stays(models, fails):
+    leftovers, error = Leftovers(), RuntimeError("no memory")
+    before = left(models, "before")
+    try:
+        with leftovers.watched():
+            own = left(models, "own")
+            if fails:
+                raise error
+    except RuntimeError as raised:
+        assert fails and raised is error
+    since = left(models, "since")
+    assert there(models, "own", own) == [True] * 4
+    leftovers.clear()
+    leftovers.clear()
+    assert there(models, "own", own) == [False] * 4
+    for name, what in {"before": before, "since": since}.items():
+        assert there(models, name, what) == [True] * 4
+        what[0].remove()
+        del ARTIFACTS[f"__compiled_fn_{name}"]
+
+
+def test_nothing_is_looked_for_where_vllm_is_not_there():
+    with (leftovers := Leftovers()).watched():
+        pass
+    leftovers.clear()
