@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import CliSettingsSource, SettingsError
 
 from .config import Config
+from .config.section import Word
 
 KINDS = ("source", "type")
 """Keys that say of which kind a table is, and so which other keys it has."""
@@ -86,10 +87,18 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         return {}
     parser = Parser(add_help=False, allow_abbrev=False)
     try:
-        return CliSettingsSource(Config, cli_parse_args=list(words), root_parser=parser)()  # type: ignore[arg-type]
+        return _words(CliSettingsSource(Config, cli_parse_args=list(words), root_parser=parser)())  # type: ignore[arg-type]
     except SettingsError as error:
         fault = str(error).replace("Parsing error encountered for ", "--").replace("JSON Error encountered for ", "--")
         raise RecipeError(f"command line: {fault}") from None
+
+
+def _words(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {key: _words(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_words(value) for value in given]
+    return Word(given) if isinstance(given, str) else given
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 
 def _leaves(annotation: Any) -> set[Any]:
     parts = get_args(annotation)
     return {leaf for part in parts for leaf in _leaves(part)} if parts else {annotation}
+
+
+def _reads(kind: type, text: str) -> bool:
+    """Whether pydantic would make such a value of the text."""
+    try:
+        TypeAdapter(kind).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+class Word(str):
+    """A value from the command line, where all is text: it may stand for a number, which a text in a file may not."""
 
 
 class Section(BaseModel):
@@ -21,12 +34,18 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, values: Any) -> Any:
+    def _kinds_as_written(cls, values: Any) -> Any:
+        """What pydantic would turn into a number or a truth without a word is refused: true for 1, "3" for 3."""
         for name, value in values.items() if isinstance(values, dict) else ():
             kinds = _leaves(cls.model_fields[name].annotation) if name in cls.model_fields else set()
-            items = value if isinstance(value, list) else [value]
-            if any(isinstance(x, bool) for x in items) and kinds & {int, float} and bool not in kinds:
-                raise ValueError(f"{name} must be a number, not true or false")  # pydantic would take true as 1
+            if not kinds & {int, float, bool} or any(k is str or isinstance(k, str) for k in kinds):
+                continue
+            wanted = "a number" if kinds & {int, float} else "true or false"
+            for x in value if isinstance(value, list) else [value]:
+                if isinstance(x, bool) and bool not in kinds:
+                    raise ValueError(f"{name} must be a number, not true or false")
+                if type(x) is str and any(_reads(kind, x) for kind in kinds & {int, float, bool}):
+                    raise ValueError(f'{name} must be {wanted}, not the text "{x}": leave out the quotation marks')
         return values
 
 
