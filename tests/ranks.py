@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import matplotlib.figure  # noqa: F401  this and the next two for forked ranks, which then need not import them again
 import reasoning_gym  # noqa: F401
@@ -29,7 +30,7 @@ from safetensors.torch import save_file
 from gspo import cli
 from gspo.distributed import World, open_world
 from gspo.loop import train  # noqa: F401  imported for its imports
-from gspo.training import checkpoint
+from gspo.training import checkpoint, sharding
 from gspo.training.optimizer import Optimizer
 from gspo.training.policy import Policy, load_policy, shard
 from gspo.training.sharding import gathered
@@ -54,6 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         9,
     ),
     "gspo, activations recomputed": ({"objective__name": "gspo"}, 9),
+    "gspo, layers gathered one by one": ({"objective__name": "gspo"}, 9),
     "grpo": ({"objective__name": "grpo"}, 9),
     "grpo, unequal passes": ({"objective__name": "grpo", "training__micro_batch_tokens": 21}, 7),
     "grpo, a rank without samples": ({"objective__name": "grpo"}, 1),
@@ -88,7 +90,8 @@ def gradients(folder: Path, world: World, name: str) -> dict[str, Any]:
     model = tiny_model().model_copy(update={"checkpointing": "full" if "recomputed" in name else "none"})
     policy = load_policy(model, temperature=1.0, seed=0)
     trajectories = batch(policy, live)
-    shard(policy, world)
+    with patch.object(sharding, "GROUP_BYTES", 1 if "one by one" in name else sharding.GROUP_BYTES):
+        shard(policy, world)
     config = tiny_config(folder, **{"training__minibatches": 1, "training__micro_batch_tokens": 42} | changes)
     optimizer = Optimizer(policy.trainable, config.training, 1)
     held: dict[str, torch.Tensor] = {}

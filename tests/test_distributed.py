@@ -18,6 +18,7 @@ from ranks import CASES, DTYPES, ENDS, LENGTHS, recipe
 from safetensors.torch import load_file
 
 from gspo.distributed import World
+from gspo.training import sharding
 from gspo.training.policy import ModelError, require_one_rank
 from gspo.training.sharding import share_by_tokens
 from gspo.types import Trajectory
@@ -67,6 +68,16 @@ def test_the_gradient_of_several_ranks_is_that_of_one(jobs, case, size):
         assert (many[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
     moved = any(gradient.any() for gradient in one.values())
     assert moved is (CASES[case][1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_layers", "of_a_group"), [([8] * 5, [2, 2, 1]), ([16, 4, 4, 8, 20], [1, 3, 1]), ([4], [1])]
+)
+def test_layers_are_gathered_in_groups_of_a_size(monkeypatch, bytes_of_layers, of_a_group):
+    monkeypatch.setattr(sharding, "GROUP_BYTES", 16)
+    layers = torch.nn.ModuleList(torch.nn.Linear(1, n // 4, bias=False) for n in bytes_of_layers)
+    groups = sharding._groups(layers)
+    assert [len(group) for group in groups] == of_a_group and [x for group in groups for x in group] == list(layers)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -73,6 +73,26 @@ def test_with_replay_nothing_flips_and_without_it_choices_move(tmp_path, replay,
     assert out.routing["moe/engine_flips"] == 0.0  # float32, and the very weights
 
 
+@pytest.mark.parametrize("replay", ["none", "trainer", "engine"])
+def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out(tmp_path, replay):
+    """The ids that reach the experts' own forward, in the passes at the old policy and in those of the update."""
+    policy = moe_policy()
+    samples = with_experts(policy, sampled(policy, PROMPTS))
+    seen = experts_inputs(policy)
+    settings = REPLAY[replay] | {"rollout__old_logprobs": "trainer", "training__micro_batch_tokens": 1000}
+    out, parts = updated(tmp_path, policy, samples, **settings)
+    assert [len(part.micro_batches) for part in parts] == [1] * 4
+    passes = [seen[i : i + 3] for i in range(0, len(seen), 3)]
+    first, old, new = passes[0], passes[1:4], passes[4:]
+    assert len(first) == len(new) == 3
+    kept = [
+        (a[:, :, None] == b[:, None, :]).any(-1).float().mean() for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=True)
+    ]
+    flips = [1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 9, 3)]
+    assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *flips], abs=1e-6)
+    assert all(flips) if replay == "none" else flips == [0.0] * 3
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_experts_get_the_old_choice_forward_and_in_what_backward_recomputes(tmp_path, checkpointing):
     policy = moe_policy(checkpointing=checkpointing)
