@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from side_by_side import (  # hooks
+    pytest_runtest_protocol,  # noqa: F401
+    pytest_xdist_auto_num_workers,  # noqa: F401
+    pytest_xdist_make_scheduler,  # noqa: F401
+)
 
 from gspo.config import Config, CreateConfig, ModelConfig, SamplingConfig
 from gspo.recipe import build

@@ -86,7 +86,9 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     first, old, new = passes[0], passes[1:4], passes[4:]
     assert len(first) == len(new) == 3
     kept = [
-        (a[:, :, None] == b[:, None, :]).any(-1).float().mean() for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=True)
+        (a[:, :, None] == b[:, None, :]).any(-1).float().mean()
+        for x, y in zip(old, new, strict=True)
+        for a, b in zip(x, y, strict=True)
     ]
     flips = [1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 9, 3)]
     assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *flips], abs=1e-6)
