@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common import (
@@ -39,6 +40,8 @@ from common import (
     write,
 )
 
+from gspo.reporting.seeds import seed_interval
+
 LENGTHS = (3, 8, 24)
 """Digits to sort, at which the range is calibrated."""
 TRAINED = (8, 3)
@@ -50,20 +53,24 @@ WIDEST = 1024
 ARMS = {"authors' range": False, "calibrated range": True}
 
 
-def around_target(plan: Plan, rate: float) -> list[dict[str, Any]]:
+def around_target(plan: Plan, rate: float, seed: int) -> list[dict[str, Any]]:
     """The calibration's trials, and wider ranges until one clips less than TARGET."""
-    _, trials = calibrate(plan, METHODS["gspo"], rate)
+    _, trials = calibrate(plan, METHODS["gspo"], rate, seed)
     while min(t["share"] for t in trials) > TARGET and trials[-1]["scale"] < WIDEST:
-        trials.append(trial(plan, METHODS["gspo"], rate, trials[-1]["scale"] * 4))
+        trials.append(trial(plan, METHODS["gspo"], rate, trials[-1]["scale"] * 4, seed))
     return [{**t, "what": "range"} for t in trials]
+
+
+def range_trials(plans: dict[int, Plan]) -> list[dict[str, Any]]:
+    """Trials at every length, rate and seed."""
+    places = [(digits, plan, rate, seed) for digits, plan in plans.items() for rate in RATES for seed in SEEDS]
+    return [{"digits": digits, **row} for digits, plan, rate, seed in places for row in around_target(plan, rate, seed)]
 
 
 def run(output: Path) -> None:
     """Calibrate everywhere; then, a length after the other, choose each arm's rate and compare the two."""
     plans = {digits: sorting(digits, output) for digits in LENGTHS}
-    rows = [
-        {"digits": digits, **row} for digits, plan in plans.items() for rate in RATES for row in around_target(plan, rate)
-    ]
+    rows = range_trials(plans)
     for digits in TRAINED:
         plan, choices = plans[digits], {}
         for arm, calibrated in ARMS.items():
@@ -100,13 +107,22 @@ def range_at_target(trials: Rows) -> float | None:
     return METHODS["gspo"].high * math.exp(x0 + (x1 - x0) * (math.log(TARGET) - y0) / (y1 - y0))
 
 
-def ranges(rows: Rows) -> dict[int, list[tuple[float, float]]]:
-    """By digits, (learning rate, upper range at the target), less what no trial reached."""
-    out: dict[int, list[tuple[float, float]]] = {}
-    for (digits, rate), trials in by_run([row for row in rows if row["what"] == "range"], "digits", "rate").items():
-        if (found := range_at_target(trials)) is not None:
-            out.setdefault(digits, []).append((rate, found))
-    return dict(sorted(out.items()))
+def ranges(rows: Rows) -> dict[int, dict[float, list[float]]]:
+    """By digits and learning rate, the upper range at the target of each seed, less what no trial reached."""
+    out: dict[int, dict[float, list[float]]] = {digits: {rate: [] for rate in RATES} for digits in LENGTHS}
+    trials = by_run([row for row in rows if row["what"] == "range"], "digits", "rate", "seed")
+    for (digits, rate, _), some in trials.items():
+        if (found := range_at_target(some)) is not None:
+            out[digits][rate].append(found)
+    return out
+
+
+def geometric(values: list[float]) -> str:
+    """Mean and Student's 95% interval over seeds of the logarithms, as ranges."""
+    if len(values) < 2:
+        return ", ".join(f"{v:.4f}" for v in values) or "none"
+    middle, low, high = (math.exp(x) for x in seed_interval([math.log(v) for v in values]))
+    return f"{middle:.4f} [{low:.4f}, {high:.4f}], {len(values)} seeds"
 
 
 def draw() -> None:
@@ -117,8 +133,12 @@ def draw() -> None:
     runs = by_run([row for row in rows if row["what"] == "run"], "digits", "arm", "seed")
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(TRAINED))
-    for digits, points in ranges(rows).items():
-        first.plot(*zip(*points, strict=True), marker="o", label=f"{digits + 1} tokens")
+    found = ranges(rows)
+    for digits, colour in zip(LENGTHS, ("tab:blue", "tab:orange", "tab:green"), strict=True):
+        points = [[(rate, one) for one in by_seed] for rate, by_seed in found[digits].items()]
+        middle = [(some[0][0], math.exp(fmean(math.log(y) for _, y in some))) for some in points if some]
+        first.plot(*zip(*middle, strict=True), color=colour, label=f"{digits + 1} tokens")
+        first.scatter(*zip(*[p for some in points for p in some], strict=True), s=14, color=colour)
     first.axhline(METHODS["gspo"].high, color="grey", linestyle=":", label="the authors'")
     first.set(
         xscale="log", yscale="log", xlabel="learning rate", ylabel="upper clip range", title=f"range that clips {TARGET}"
@@ -137,7 +157,7 @@ def draw() -> None:
         )
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
-    print(ranges(rows))
+    print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate: geometric(found[int(n)][rate])))
     for row in rows:
         if row["what"] in ("range", "search"):
             print({key: value for key, value in row.items() if key not in ("what", "objective")})

@@ -160,24 +160,24 @@ CALIBRATION_STEPS = 20
 CALIBRATION_RUNS = 4
 
 
-def trial(plan: Plan, method: Method, rate: float, scale: float) -> dict[str, Any]:
-    """Clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at the search's seed and a constant rate."""
+def trial(plan: Plan, method: Method, rate: float, scale: float, seed: int = SEARCH_SEED) -> dict[str, Any]:
+    """Clipped share, reward and spread of ratios over CALIBRATION_STEPS steps at a constant rate."""
     steps = {"training.steps": CALIBRATION_STEPS, "training.schedule": "constant", "evaluation": None}
     name = f"calibrate-{method.objective}-lr{rate:g}-x{scale:.4g}"
-    rows = metrics(plan.run(name, SEARCH_SEED, {**method.settings(rate, scale), **steps}))
+    rows = metrics(plan.run(name, seed, {**method.settings(rate, scale), **steps}))
     found = {key: mean(rows, key) for key in ("reward/mean", "ratio/sequence_std", "ratio/token_std")}
-    given = {"what": "calibration", "objective": method.objective, "rate": rate, "scale": scale}
+    given = {"what": "calibration", "objective": method.objective, "seed": seed, "rate": rate, "scale": scale}
     return {**given, "share": mean(rows, method.share), **found}
 
 
-def calibrate(plan: Plan, method: Method, rate: float) -> tuple[float, list[dict[str, Any]]]:
+def calibrate(plan: Plan, method: Method, rate: float, seed: int = SEARCH_SEED) -> tuple[float, list[dict[str, Any]]]:
     """The factor on the authors' range that clips a share of TARGET, and the trials. Factors of four until two trials stand
     on either side of it, then between them by the logarithms: the share falls with the range about as a power.
     CALIBRATION_RUNS trials; the nearest is taken, whether it is near or not."""
     trials: list[dict[str, Any]] = []
     for _ in range(CALIBRATION_RUNS):
         scale = next_scale([(t["scale"], t["share"]) for t in trials]) if trials else 1.0
-        trials.append(trial(plan, method, rate, scale))
+        trials.append(trial(plan, method, rate, scale, seed))
     best = min(trials, key=lambda t: abs(math.log(max(t["share"], 1e-4) / TARGET)))
     return best["scale"], trials
 

@@ -33,12 +33,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return options.run(options, overrides) or 0
     except Interrupted as error:
-        _say(str(error))
+        _say(f"{error}; {_what_stands(options)}" if options.command == "eval" else str(error))
         return 128 + error.number
     except KeyboardInterrupt:
-        suites = options.command == "eval" and options.suites
-        rest = "the same words go on from the samples that are written" if suites else "the last checkpoint stands"
-        _say(f"stopped at once; {rest}")
+        _say(f"stopped at once; {_what_stands(options)}")
         return 130
     except _expected_errors() as error:
         _say(str(error))
@@ -49,6 +47,13 @@ def main(words: Sequence[str] | None = None) -> int:
             "rollout.max_rows; with the engine vllm lower rollout.vllm.memory_fraction, or set rollout.vllm.sleep = true"
         )
         return 1
+
+
+def _what_stands(options: argparse.Namespace) -> str:
+    """After a command was stopped."""
+    if options.command != "eval":
+        return "the last checkpoint, if one was written, stands"
+    return "the same words go on from the samples that are written" if options.suites else "nothing of it is kept"
 
 
 def _read_only(options: argparse.Namespace) -> int:

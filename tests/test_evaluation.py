@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import tiny_config, tiny_policy
 
+from gspo.cli import main
 from gspo.cold_start import cold_start
 from gspo.config import EvaluationConfig, ReasoningGymSource, SamplingConfig
 from gspo.evaluation.command import evaluate_model, find_model
@@ -18,6 +22,7 @@ from gspo.rollout.collect import collect
 from gspo.rollout.transformers import TransformersEngine
 from gspo.types import Completion, Prompt, Sample, Score, Scored
 
+STOPS = [{"type": "function", "function": f"{Path(__file__).with_name('rewards_for_tests.py')}:stops"}]
 ADDITION = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
@@ -121,3 +126,13 @@ def test_a_cold_start_stops_at_its_reward_and_says_so_when_resumed(tmp_path):
     assert cold_start(tiny_config(tmp_path, **changes), resume=True) == model
     with pytest.raises(RecipeError, match=r"set cold_start.evaluate_every"):
         tiny_config(tmp_path, cold_start=changes["cold_start"] | {"evaluate_every": 0}, evaluation=changes["evaluation"])
+
+
+def test_a_signal_ends_an_evaluation_in_a_sentence_and_closes_its_engine(tmp_path, capsys, monkeypatch):
+    closed = []
+    monkeypatch.setattr(TransformersEngine, "close", lambda self: closed.append(True))
+    config = tiny_config(tmp_path, rewards=STOPS, evaluation=settings(overlap="allow"))
+    monkeypatch.setattr("gspo.recipe.load", lambda *args: config)
+    assert main(["eval", "recipe.toml"]) == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; nothing of it is kept" in capsys.readouterr().err
+    assert closed == [True]

@@ -1,12 +1,19 @@
 """What could not be trained is refused before a cold start has cost anything."""
 
+import importlib.util
+import json
+
 import pytest
-from conftest import tiny_config
+import torch
+from conftest import tiny_config, tiny_policy
 
 from gspo.check import check_recipe
 from gspo.environments import EpisodeError
 from gspo.loop import train
-from gspo.training.policy import ModelError
+from gspo.rollout.engine import EngineError
+from gspo.rollout.engines import require_engine
+from gspo.rollout.vllm_package import ENVIRONMENT, require_environment, users_settings, what_to_do
+from gspo.training.policy import ModelError, load_policy
 
 COLD = {"steps": 4, "batch_size": 8, "learning_rate": 1e-3}
 MISSING = {"type": "function", "function": "nowhere.py:Nothing", "max_turns": 2}
@@ -38,3 +45,40 @@ def test_an_environment_that_does_not_open(tmp_path):
     assert no_step_was_taken(tmp_path)
     with pytest.raises(EpisodeError, match="nowhere"):
         check_recipe(config, limit=2)
+
+
+@pytest.mark.parametrize(("shape", "width"), [({"head_dim": 24}, 24), ({"hidden_size": 80, "num_attention_heads": 2}, 40)])
+def test_a_folder_whose_heads_are_too_narrow_for_vllm_on_a_cpu(tmp_path, monkeypatch, shape, width):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = tiny_config(tmp_path, model={"path": str(tmp_path), "device": "cpu"}, rollout__engine="vllm")
+    with pytest.raises(EngineError, match=f"this model's are {width}"):
+        require_engine(config)
+    (tmp_path / "config.json").write_text(json.dumps({"head_dim": 64}))
+    require_engine(config)
+    (tmp_path / "config.json").write_text("[]")  # what is wrong with a folder is said when it is loaded
+    require_engine(config)
+
+
+def test_a_setting_of_vllm_that_is_not_ours_is_refused_and_not_overridden(monkeypatch):
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(EngineError, match=r"VLLM_USE_V2_MODEL_RUNNER=1 is set in the environment.* with 0: unset it"):
+        require_environment(ENVIRONMENT)
+    assert "VLLM_USE_V2_MODEL_RUNNER" in users_settings()
+    assert "VLLM_USE_V2_MODEL_RUNNER" in what_to_do(ValueError("invalid literal for int()"), on_cpu=True)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    require_environment(ENVIRONMENT)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in users_settings()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_folder_whose_weights_are_broken_is_not_taken_for_another_architecture(tmp_path, value):
+    policy = tiny_policy()
+    with torch.no_grad():
+        next(iter(policy.trainable.values())).fill_(value)
+    policy.save(tmp_path / "model")
+    config = tiny_config(tmp_path, model={"path": str(tmp_path / "model"), "device": "cpu"}).model
+    with pytest.raises(ModelError, match="logits are NaN or infinite"):
+        load_policy(config, temperature=1.0, seed=0)

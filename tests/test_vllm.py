@@ -325,3 +325,13 @@ def test_an_engine_beside_each_rank_draws_the_samples_of_one_process(tmp_path):
             for run in (one, tmp_path / "tiny")
         )
         assert [(s["id"], s["response"], s["reward"]) for s in a] == [(s["id"], s["response"], s["reward"]) for s in b]
+
+
+@pytest.mark.parametrize("name", ["SmolLM3ForCausalLM", "NoSuchForCausalLM"])
+def test_a_model_that_vllm_runs_by_transformers_own_class_is_refused(name):
+    """It would add to the class in place, and the trainer's model is of that class."""
+    from gspo.rollout.vllm_package import require_own_model
+
+    require_own_model("Qwen3ForCausalLM")
+    with pytest.raises(EngineError, match=f'vLLM has no {name} of its own.*"transformers"'):
+        require_own_model(name)

@@ -1,11 +1,14 @@
 """What a start of vLLM leaves in global tables goes with the engine; what others left stays."""
 
+import random
 import sys
 import weakref
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 import torch._dynamo.convert_frame
 import torch._dynamo.precompile_context
 
@@ -76,6 +79,23 @@ def test_what_a_start_left_goes_and_all_else_stays(models, fails):
         assert there(models, name, what) == [True] * 4
         what[0].remove()
         del ARTIFACTS[f"__compiled_fn_{name}"]
+
+
+def test_the_random_numbers_of_the_process_go_on_as_if_nothing_had_started():
+    def numbers() -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    def seed(n: int) -> None:
+        random.seed(n)
+        np.random.seed(n)
+        torch.manual_seed(n)
+
+    seed(7)
+    wanted = numbers()
+    seed(7)
+    with Leftovers().watched():
+        seed(0)
+    assert numbers() == wanted
 
 
 def test_nothing_is_looked_for_where_vllm_is_not_there():

@@ -72,7 +72,7 @@ def kinds() -> None:
 
 
 def load_peak() -> None:
-    """What a load allocates, of a model of 0.9 GB in bfloat16, and its seconds."""
+    """What a load allocates, of a model of 672 MiB in bfloat16, and its seconds."""
     import time
 
     from conftest import tiny_model

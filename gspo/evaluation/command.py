@@ -12,6 +12,7 @@ from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
 from ..rewards import build, notes
 from ..rollout.engines import open_engine, open_probe, prove
+from ..signals import Signals
 from ..training import checkpoint
 from ..training.policy import load_policy, require_length
 from .evaluate import evaluate
@@ -43,6 +44,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
             environment=config.environment,
         )
         with ExitStack() as stack:
+            stack.enter_context(stack.enter_context(Signals()).interruptible())
             environment = stack.enter_context(closing(open_environment(config.environment)))
             engine = stack.enter_context(closing(open_engine(config, policy, terminal.note)))
             prove(engine, policy, open_probe(config, policy, prompts))

@@ -17,6 +17,7 @@ from ..recipe import build as build_config
 from ..reporting.terminal import Terminal
 from ..rewards import build, notes
 from ..rollout.engines import open_engine, open_probe, prove, require_engine
+from ..signals import Signals
 from ..training.policy import Policy, load_policy
 from .command import find_model
 from .evaluate import EvaluationError
@@ -88,7 +89,7 @@ def evaluate_suites(options: Options) -> str:
             require_same(task.folder, task.settings)
             for line in (*suite_settings(task.suite), *notes(task.rewards)):
                 terminal.note(line)
-        with closing(open_engine(config, policy, terminal.note)) as engine:
+        with Signals() as signals, signals.interruptible(), closing(open_engine(config, policy, terminal.note)) as engine:
             prove(engine, policy, open_probe(config, policy, tasks[0].prompts))
             with terminal.generation(total) as progress:
                 results = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -36,6 +38,17 @@ def require_engine(config: Config) -> None:
         )
     if config.model.create is not None:
         require_head_width(config.model.create.hidden_size // config.model.create.num_heads)
+    elif (width := _head_width(Path(str(config.model.path), "config.json"))) is not None:
+        require_head_width(width)
+
+
+def _head_width(file: Path) -> int | None:
+    """Of a model's folder, or None where it does not say; what is wrong with a folder is said when it is loaded."""
+    try:
+        shape = json.loads(file.read_text("utf-8"))
+        return shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return None
 
 
 def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> Engine:

@@ -32,7 +32,18 @@ from .engine import EngineError, Progress, Request, most_tokens
 from .vllm_draws import Draws, draw_processor
 from .vllm_experts import ExpertsOutput
 from .vllm_leftovers import Leftovers
-from .vllm_package import ENVIRONMENT, FLOAT32, QUIET, first_line, import_vllm, require_head_width, what_to_do, write_shape
+from .vllm_package import (
+    ENVIRONMENT,
+    FLOAT32,
+    QUIET,
+    first_line,
+    import_vllm,
+    require_environment,
+    require_head_width,
+    require_own_model,
+    what_to_do,
+    write_shape,
+)
 
 CPU_CACHE_GIB = 4.0
 """Largest KV cache on a CPU; it is no larger than all rows at full length need. What does not fit waits."""
@@ -76,13 +87,12 @@ class VllmEngine:
 
     def _start(self, policy: Policy) -> Any:
         on_cpu = policy.device.type == "cpu"
-        os.environ.update(ENVIRONMENT)
-        if self.dtype == "float32":
-            os.environ.update(FLOAT32)
+        require_environment({**ENVIRONMENT, **(FLOAT32 if self.dtype == "float32" else {})})
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         llm_class = import_vllm().LLM
         _require_platform(policy)
+        require_own_model(type(policy.model).__name__)
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
             more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}

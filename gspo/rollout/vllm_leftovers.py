@@ -1,4 +1,5 @@
-"""What a start of vLLM leaves in tables of torch and of its own modules, where it would outlive the engine.
+"""What a start of vLLM leaves in tables of torch and of its own modules, where it would outlive the engine. And the random
+numbers of the process, which it sets to 0 whatever the recipe's seed is: rewards and environments may draw from them.
 
 A hook on torch's compiler that each model registers keeps the model, weights and all; compiled code among the globals of
 the model's module keeps CUDA graphs. On an H200, vLLM 0.25.1, each start of a model of 2 MiB left 64 MiB of GPU memory and
@@ -7,10 +8,14 @@ the model's module keeps CUDA graphs. On an H200, vLLM 0.25.1, each start of a m
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+import torch
 
 MODELS = "vllm.model_executor.models."
 """Where vLLM keeps its models."""
@@ -30,9 +35,13 @@ class Leftovers:
     def watched(self) -> Iterator[None]:
         """Surrounds the start, which may fail."""
         hooks, compiled, graphs = set(_hooks()), _compiled(), _graphs()
+        python, numpy = random.getstate(), np.random.get_state()
         try:
-            yield
+            with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+                yield
         finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
             self._hooks |= set(_hooks()) - hooks
             self._compiled |= _compiled() - compiled
             self._graphs |= _graphs() - graphs

