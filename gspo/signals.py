@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: leave at the next place where nothing is lost."""
+"""Ctrl-C, SIGTERM and a terminal that closes: leave at the next place where nothing is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """While entered, SIGINT and SIGTERM end the run through Interrupted, but only inside `interruptible()`.
+    """While entered, SIGINT, SIGTERM and SIGHUP end the run through Interrupted, but only inside `interruptible()`.
+
+    SIGHUP stays ignored where it is, as nohup has it.
 
     A second signal raises KeyboardInterrupt at once. Outside the main thread nothing is caught: Python cannot. Several
     ranks decide together, at the same place, whichever of them got the signal.
@@ -45,7 +47,8 @@ class Signals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._old = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM)}
+            gone = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+            self._old = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM, *gone)}
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from gspo.config import TrainingConfig
 from gspo.loop import train
 from gspo.recipe import RecipeError
+from gspo.signals import Interrupted, Signals
 from gspo.training import checkpoint
 from gspo.training.optimizer import Optimizer
 from gspo.training.policy import ModelError, load_policy
@@ -180,6 +181,21 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, undisturbed, nu
     again = subprocess.run([*words, "--resume"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stdout + again.stderr
     assert_same(state(tmp_path / "run", STEPS), undisturbed)
+
+
+def test_a_terminal_that_closes_ends_a_run_and_under_nohup_does_not():
+    old = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with Signals() as signals, pytest.raises(Interrupted, match="SIGHUP"), signals.interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Signals() as signals, signals.interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.caught is None
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_twenty_kills_at_random_moments_change_nothing(tmp_path):

@@ -12,6 +12,10 @@ import torch
 import torch._dynamo.convert_frame
 import torch._dynamo.precompile_context
 
+from gspo.config import SamplingConfig
+from gspo.rollout.engine import EngineError, Request
+from gspo.rollout.vllm import VllmEngine
+from gspo.rollout.vllm_draws import Draws
 from gspo.rollout.vllm_leftovers import Leftovers
 
 HOOKS = torch._dynamo.convert_frame._bytecode_hooks
@@ -96,6 +100,15 @@ def test_the_random_numbers_of_the_process_go_on_as_if_nothing_had_started():
     with Leftovers().watched():
         seed(0)
     assert numbers() == wanted
+
+
+def test_a_closed_engine_says_so():
+    engine: Any = VllmEngine.__new__(VllmEngine)
+    engine._model, engine.draws = None, Draws()
+    sampling = SamplingConfig(max_response_tokens=1)
+    for use in (lambda: engine.generate([Request("s", (1,), 0)], sampling), lambda: engine.load(None)):
+        with pytest.raises(EngineError, match="was closed: start a new one"):
+            use()
 
 
 def test_nothing_is_looked_for_where_vllm_is_not_there():

@@ -28,7 +28,7 @@ class SamplingConfig(Section):
     @classmethod
     def _zero_or_divisible_by(cls, temperature: float) -> float:
         if 0 < temperature < 1e-3:
-            raise ValueError(f"{temperature:g} is too small to divide by: use 0 for the likeliest token, or 0.001 and more")
+            raise ValueError(f"{temperature:g} is too small to divide by: use 0.001 or more, or, for evaluation alone, 0")
         return temperature
 
     @property

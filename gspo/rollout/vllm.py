@@ -69,6 +69,7 @@ class VllmEngine:
         self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws, self.experts = Draws(), ExpertsOutput(policy, wanted=routed_experts)
         self._asleep, self._calls, self._failed = False, 0, False
+        self._vocabulary = len(policy.head)
         self._alone, self._leftovers = policy.world.size == 1, Leftovers()
         self._llm: Any = None
         self._model: Any = None
@@ -160,7 +161,7 @@ class VllmEngine:
         Before, all are set to NaN: what no tensor reaches shows in the next log-probability, however small the update (but
         for the CPU build's packed copies). Raises EngineError where vLLM refuses a tensor or memory runs out.
         """
-        on_cpu = policy.device.type == "cpu"
+        on_cpu = self._device.type == "cpu"
         try:
             if self._asleep:
                 gc.collect()
@@ -221,6 +222,8 @@ class VllmEngine:
 
     @property
     def _device(self) -> torch.device:
+        if self._model is None:
+            raise EngineError("this engine of vLLM was closed: start a new one")
         return next(self._model.parameters()).device
 
     def _run(self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress, **more: Any) -> list[Any]:
@@ -261,6 +264,11 @@ class VllmEngine:
             self._llm.llm_engine.add_request(f"{self._calls}-{i}", prompt, params)
 
     def _check(self, request: Request, limit: int) -> None:
+        if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self._vocabulary:
+            raise EngineError(
+                f"sample {request.id}: its prompt has token id {max(request.prompt)}, and the model's are below "
+                f"{self._vocabulary}: is the tokenizer this model's?"
+            )
         if not request.prompt:
             raise EngineError(f"sample {request.id}: has an empty prompt, after which vLLM cannot sample: give it a token")
         if len(request.prompt) + limit > self.max_tokens:
