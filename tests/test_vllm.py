@@ -103,9 +103,9 @@ def test_a_sample_depends_on_its_seed_and_not_on_its_neighbours(engine):
     assert_same(engine.generate(all_of_them[::-1], config), together[::-1])
 
 
-@pytest.mark.parametrize("prompt", [(2, 10**6), (-1, 2)])
-def test_a_token_that_the_model_lacks_names_its_sample(engine, prompt):
-    with pytest.raises(EngineError, match="sample s7: its prompt has token id"):
+@pytest.mark.parametrize(("prompt", "foreign"), [((2, 10**6), 10**6), ((-1, 2), -1)])
+def test_a_token_that_the_model_lacks_names_its_sample(engine, prompt, foreign):
+    with pytest.raises(EngineError, match=f"sample s7: its prompt has token id {foreign},"):
         engine.generate([Request("s7", prompt, 0)], SamplingConfig(max_response_tokens=4))
 
 

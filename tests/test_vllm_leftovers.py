@@ -111,7 +111,11 @@ def test_a_closed_engine_says_so():
             use()
 
 
-def test_nothing_is_looked_for_where_vllm_is_not_there():
+def test_where_vllm_is_not_there_nothing_is_found(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("vllm")]:
+        monkeypatch.delitem(sys.modules, name)
     with (leftovers := Leftovers()).watched():
-        pass
+        handle = torch._dynamo.convert_frame.register_bytecode_hook(lambda code, new_code: None)
+    assert (leftovers._hooks, leftovers._compiled, leftovers._graphs) == ({handle.id}, set(), set())
     leftovers.clear()
+    assert handle.id not in HOOKS

@@ -264,10 +264,10 @@ class VllmEngine:
             self._llm.llm_engine.add_request(f"{self._calls}-{i}", prompt, params)
 
     def _check(self, request: Request, limit: int) -> None:
-        if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self._vocabulary:
+        if foreign := [token for token in request.prompt if not 0 <= token < self._vocabulary]:
             raise EngineError(
-                f"sample {request.id}: its prompt has token id {max(request.prompt)}, and the model's are below "
-                f"{self._vocabulary}: is the tokenizer this model's?"
+                f"sample {request.id}: its prompt has token id {foreign[0]}, and the model's are 0 to "
+                f"{self._vocabulary - 1}: is the tokenizer this model's?"
             )
         if not request.prompt:
             raise EngineError(f"sample {request.id}: has an empty prompt, after which vLLM cannot sample: give it a token")

@@ -144,5 +144,5 @@ def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
     cures = [cure for words, cure in CURES.items() if words in text]
     if cures:
         return cures[0]
-    settings = f" if its settings in the environment are right ({', '.join(users_settings())})" if users_settings() else ""
-    return f'if vLLM cannot run this model, use rollout.engine = "transformers"{settings}'
+    settings = f"unset {', '.join(users_settings())}, which vLLM reads; " if users_settings() else ""
+    return settings + 'if vLLM cannot run this model, use rollout.engine = "transformers"'
