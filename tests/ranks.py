@@ -117,11 +117,25 @@ def laws(folder: Path) -> None:
     """Gradients in all cases; three steps of four minibatches in each precision, and a checkpoint of them."""
     with open_world("cpu") as world:
         folder.mkdir(exist_ok=True)
-        said = {name: gradients(folder, world, name) for name in CASES}
+        said: dict[str, Any] = {name: gradients(folder, world, name) for name in CASES}
+        said["overflow"] = world.gather(overflow(folder, world))
         for dtype in DTYPES:
             continued(folder / dtype, world, None)
         if world.is_main:
             (folder / "said.json").write_text(json.dumps(said))
+
+
+def overflow(folder: Path, world: World) -> tuple[float, bool]:
+    """The loss scale after a step in which one rank's part of the gradient is infinite, over that before; and `lowered`."""
+    policy = load_policy(tiny_model("float16"), temperature=1.0, seed=0)
+    shard(policy, world)
+    config = tiny_config(folder, model__dtype="float16")
+    optimizer = Optimizer(policy.trainable, config.training, 1, policy.dtype)
+    before = optimizer.scaler.get_scale()
+    if world.is_main:
+        optimizer.gradients[0].view(-1)[0] = torch.inf
+    optimizer.step()
+    return optimizer.scaler.get_scale() / before, optimizer.lowered
 
 
 def continued(folder: Path, world: World, source: Path | None) -> None:

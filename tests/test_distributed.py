@@ -80,6 +80,12 @@ def test_layers_are_gathered_in_groups_of_a_size(monkeypatch, bytes_of_layers, o
     assert [len(group) for group in groups] == of_a_group and [x for group in groups for x in group] == list(layers)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_an_overflow_on_one_rank_lowers_the_loss_scale_of_all(jobs, size):
+    succeeded(jobs, f"laws-{size}")
+    assert json.loads((jobs / f"ranks-{size}" / "said.json").read_text())["overflow"] == [[0.5, True]] * size
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_loss_mismatch_and_diagnosis_are_those_of_the_whole_batch(jobs, size):
     one, many = (json.loads((jobs / f"ranks-{n}" / "said.json").read_text()) for n in (1, size))
