@@ -59,7 +59,10 @@ def child(settings: Config, *, resume: bool) -> int:
     try:
         train(settings, resume=resume)
         status = 0
+    except BaseException:
+        traceback.print_exc()  # a forked child ends without telling of an error otherwise
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 

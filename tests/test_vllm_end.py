@@ -116,7 +116,7 @@ def test_memory_that_runs_out_and_missing_programs_have_other_cures_than_a_full_
 
 
 def left_behind() -> dict[str, object]:
-    """Children and sockets of this process, temporary files and shared memory; threads of pools aside."""
+    """Children, sockets and environment of this process, temporary files, shared memory; threads of pools aside."""
     sockets = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {
@@ -124,6 +124,7 @@ def left_behind() -> dict[str, object]:
         "sockets": sum(name.startswith("socket:") for name in sockets),
         "files": sorted(p.name for p in Path(tempfile.gettempdir()).iterdir()),
         "shared memory": sorted(p.name for p in Path("/dev/shm").iterdir()),
+        "environment": dict(os.environ),
     }
 
 

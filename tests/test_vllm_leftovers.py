@@ -1,5 +1,6 @@
 """What a start of vLLM leaves in global tables goes with the engine; what others left stays."""
 
+import os
 import random
 import sys
 import weakref
@@ -100,6 +101,18 @@ def test_the_random_numbers_of_the_process_go_on_as_if_nothing_had_started():
     with Leftovers().watched():
         seed(0)
     assert numbers() == wanted
+
+
+def test_the_environment_is_again_as_it_was_but_for_what_others_set_since(monkeypatch):
+    for name, value in {"KEPT": "1", "CHANGED": "1", "GONE": "1", "THEIRS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NEW", raising=False)
+    with (leftovers := Leftovers()).watched():
+        os.environ |= {"CHANGED": "2", "NEW": "2", "THEIRS": "2"}
+        del os.environ["GONE"]
+    os.environ["THEIRS"] = "3"
+    leftovers.clear()
+    assert [os.environ.get(name) for name in ("KEPT", "CHANGED", "GONE", "NEW", "THEIRS")] == ["1", "1", "1", None, "3"]
 
 
 def test_a_closed_engine_says_so():

@@ -41,6 +41,7 @@ from .vllm_package import (
     require_environment,
     require_head_width,
     require_own_model,
+    users_settings,
     what_to_do,
     write_shape,
 )
@@ -70,7 +71,7 @@ class VllmEngine:
         self.draws, self.experts = Draws(), ExpertsOutput(policy, wanted=routed_experts)
         self._asleep, self._calls, self._failed = False, 0, False
         self._vocabulary = len(policy.head)
-        self._alone, self._leftovers = policy.world.size == 1, Leftovers()
+        self._alone, self._leftovers, self._settings = policy.world.size == 1, Leftovers(), users_settings()
         self._llm: Any = None
         self._model: Any = None
         set_num_threads = torch.set_num_threads  # the CPU build replaces it by a function that warns
@@ -120,7 +121,8 @@ class VllmEngine:
                     **more,
                 )
         except Exception as error:  # whatever a foreign engine raises about memory, shapes and devices
-            raise EngineError(f"vLLM did not start: {first_line(error)}; {what_to_do(error, on_cpu=on_cpu)}") from error
+            what = what_to_do(error, self._settings, on_cpu=on_cpu)
+            raise EngineError(f"vLLM did not start: {first_line(error)}; {what}") from error
 
     def _cpu_cache_bytes(self, policy: Policy) -> int:
         """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB."""
@@ -172,7 +174,7 @@ class VllmEngine:
                 self._llm.wake_up(tags=["kv_cache"])
                 self._asleep = False
         except Exception as error:
-            what = what_to_do(error, on_cpu=on_cpu)
+            what = what_to_do(error, self._settings, on_cpu=on_cpu)
             raise EngineError(
                 f"vLLM could not load weights of version {policy.version}: {first_line(error)}; {what}"
             ) from error
@@ -242,7 +244,7 @@ class VllmEngine:
                 if finished:
                     progress(len(finished))
         except Exception as error:  # whatever a foreign engine raises
-            what = what_to_do(error, on_cpu=self._device.type == "cpu")
+            what = what_to_do(error, self._settings, on_cpu=self._device.type == "cpu")
             raise EngineError(f"vLLM failed while it sampled: {first_line(error)}; {what}") from error
         self._failed = False
         return [outputs[f"{self._calls}-{i}"] for i in range(len(requests))]

@@ -1,5 +1,6 @@
-"""What a start of vLLM leaves in tables of torch and of its own modules, where it would outlive the engine. And the random
-numbers of the process, which it sets to 0 whatever the recipe's seed is: rewards and environments may draw from them.
+"""What a start of vLLM leaves in tables of torch, of its own modules and of the environment, where it would outlive the
+engine. And the random numbers of the process, which it sets to 0 whatever the recipe's seed is: rewards and environments
+may draw from them.
 
 A hook on torch's compiler that each model registers keeps the model, weights and all; compiled code among the globals of
 the model's module keeps CUDA graphs. On an H200, vLLM 0.25.1, each start of a model of 2 MiB left 64 MiB of GPU memory and
@@ -8,6 +9,7 @@ the model's module keeps CUDA graphs. On an H200, vLLM 0.25.1, each start of a m
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -30,12 +32,14 @@ class Leftovers:
         self._hooks: set[int] = set()
         self._compiled: set[tuple[str, str]] = set()
         self._graphs: set[Any] = set()
+        self._environment: dict[str, tuple[str | None, str | None]] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Surrounds the start, which may fail."""
         hooks, compiled, graphs = set(_hooks()), _compiled(), _graphs()
         python, numpy = random.getstate(), np.random.get_state()
+        environment = dict(os.environ)
         try:
             with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
                 yield
@@ -45,6 +49,8 @@ class Leftovers:
             self._hooks |= set(_hooks()) - hooks
             self._compiled |= _compiled() - compiled
             self._graphs |= _graphs() - graphs
+            changed = {*environment.items()} ^ {*os.environ.items()}
+            self._environment |= {name: (environment.get(name), os.environ.get(name)) for name, _ in changed}
 
     def clear(self) -> None:
         """Take all of it out, once the engine has ended."""
@@ -55,7 +61,12 @@ class Leftovers:
             _artifacts().pop(name, None)
         for wrapper in self._graphs:
             wrapper.clear_graphs()
-        self._hooks, self._compiled, self._graphs = set(), set(), set()
+        for name, (before, left) in self._environment.items():
+            if os.environ.get(name) == left:
+                os.environ.pop(name, None)
+                if before is not None:
+                    os.environ[name] = before
+        self._hooks, self._compiled, self._graphs, self._environment = set(), set(), set(), {}
 
 
 def _hooks() -> dict[int, Any]:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def require_own_model(name: str) -> None:
 
 def import_vllm() -> Any:
     """The package, imported without a word. Raises EngineError that says what to install or uninstall."""
+    settings = users_settings()
     try:
         level = os.environ.get("VLLM_LOGGING_LEVEL", "CRITICAL").upper()
         logging.getLogger("vllm").setLevel(level)  # it logs before it configures
@@ -68,13 +69,14 @@ def import_vllm() -> Any:
     except Exception as error:
         raise EngineError(
             f"vLLM cannot be imported ({first_line(error)}): if torchvision, torchaudio or torchcodec do not fit torch, "
-            f"uninstall the three; settings of the environment that it reads: {', '.join(users_settings()) or 'none'}"
+            f"uninstall the three; settings of the environment that it reads: {', '.join(settings) or 'none'}"
         ) from error
     return vllm
 
 
 def users_settings() -> list[str]:
-    """Names in the environment that vLLM reads, and whose values are not the ones given here."""
+    """Names in the environment that vLLM reads, and whose values are not the ones given here. It sets some itself while it
+    starts: ask before."""
     ours = {**ENVIRONMENT, **QUIET}
     return sorted(name for name, value in os.environ.items() if name.startswith("VLLM_") and ours.get(name) != value)
 
@@ -128,8 +130,8 @@ CURES = {
 """Words of vLLM's errors on a GPU, in lower case, and what helps; the first that is found counts."""
 
 
-def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
-    """The setting to change, for the end of the sentence."""
+def what_to_do(error: BaseException, settings: Sequence[str] = (), *, on_cpu: bool) -> str:
+    """The setting to change, for the end of the sentence. `settings`: names that the user gave vLLM in the environment."""
     text = (first_line(error) + str(error)).lower()
     root = os.environ.get("VLLM_CACHE_ROOT", ".cache/vllm")
     if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or root in str(error.filename)):
@@ -144,5 +146,5 @@ def what_to_do(error: BaseException, *, on_cpu: bool) -> str:
     cures = [cure for words, cure in CURES.items() if words in text]
     if cures:
         return cures[0]
-    settings = f"unset {', '.join(users_settings())}, which vLLM reads; " if users_settings() else ""
-    return settings + 'if vLLM cannot run this model, use rollout.engine = "transformers"'
+    unset = f"unset {', '.join(settings)}, which vLLM reads; " if settings else ""
+    return unset + 'if vLLM cannot run this model, use rollout.engine = "transformers"'
