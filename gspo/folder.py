@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -19,6 +18,7 @@ import torch
 from . import __version__
 from .config import Config
 from .distributed import World
+from .locks import lock
 from .recipe import RecipeError, differences
 from .reporting.records import RunRecords
 from .reporting.trackers import Trackers, open_trackers
@@ -45,7 +45,7 @@ number of steps only under a constant learning rate: other schedules depend on i
 
 
 _LOCKS: dict[Path, int] = {}
-"""Folders that this process holds, and the lock's file; the operating system frees them when it ends, however it ends."""
+"""Folders that this process holds, and the lock's file."""
 
 
 class Clock:
@@ -103,16 +103,14 @@ def open_folder(config: Config, *, resume: bool) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Keep other processes out of the folder until this one ends. Not covered: network file systems without locks."""
+    """Keep other processes out of the folder until this one ends."""
     if folder in _LOCKS:
         return
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise RecipeError(f"{folder}: another process is at work there: wait for it, or choose another --name") from None
-    _LOCKS[folder] = lock
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    if not lock(file):
+        os.close(file)
+        raise RecipeError(f"{folder}: another process is at work there: wait for it, or choose another --name")
+    _LOCKS[folder] = file
 
 
 def leave_folder(folder: Path) -> None:

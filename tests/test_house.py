@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "gspo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("types", "config", "functions", "verifiers_package", "recipe", "distributed"),
+    ("types", "config", "functions", "verifiers_package", "recipe", "distributed", "locks"),
     ("objectives", "advantages", "data", "chat", "rewards", "environments", "moe", "reporting", "functional"),
     ("rollout", "training", "credit"),
     ("evaluation", "prompts", "check", "folder", "signals"),

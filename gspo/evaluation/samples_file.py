@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from ..locks import lock
 from ..recipe import differences
 from .evaluate import EvaluationError
 
@@ -32,13 +32,9 @@ class SamplesFile:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._file.fileno()):
             self._file.close()
-            raise EvaluationError(
-                f"{self.folder}: another process is at work there: wait, or choose another --output"
-            ) from None
+            raise EvaluationError(f"{self.folder}: another process is at work there: wait, or choose another --output")
         try:
             self._claim()
             self.rows = self._read()
