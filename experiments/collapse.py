@@ -60,14 +60,17 @@ def collapsed_at(rows: Rows) -> int | None:
     return fallen[0] + 1 if fallen and curve[-1] < max(curve) / 2 else None
 
 
-def checkpoints(rows: Rows, fallen: int) -> dict[str, int]:
-    """Steps to start again from, of a run that has fallen under half at a step. Last before: the last checkpoint before the
-    smoothed reward left nine tenths of its best; well before: half of that; half fallen: the first one under half."""
+def checkpoints(rows: Rows, fallen: int, every: int) -> dict[str, int]:
+    """Steps to start again from, of a run that has fallen under half at a step and was saved each `every` steps.
+
+    Last before: the last checkpoint before the smoothed reward left nine tenths of its best; well before: half of that;
+    half fallen: the first one under half.
+    """
     curve = [y for _, y in smooth(rows, "reward/mean")]
     best = max(curve[:fallen])
     left = max(i for i in range(fallen) if curve[i] >= 0.9 * best) + 1
-    last = max(EVERY, left // EVERY * EVERY)
-    early, half = max(EVERY, last // 2 // EVERY * EVERY), -(-fallen // EVERY) * EVERY
+    last = max(every, left // every * every)
+    early, half = max(every, last // 2 // every * every), -(-fallen // every) * every
     return dict(zip(WHEN, (early, last, half, len(curve)), strict=True))
 
 
@@ -76,32 +79,41 @@ def settings(rate: float, clip: float, steps: int) -> Settings:
     return {**METHODS["gspo"].settings(rate, clip), "training.schedule": "constant", "training.steps": steps}
 
 
-def provoke(plan: Plan, rate: float, seed: int) -> Path:
+def provoke(plan: Plan, rate: float, seed: int, steps: int, every: int) -> Path:
     """A run at a high rate that keeps all its checkpoints."""
-    kept = {"checkpoint.every": EVERY, "checkpoint.keep": STEPS, "evaluation.every": 10}
-    return plan.run(f"provoke-lr{rate:g}", seed, {**settings(rate, 1, STEPS), **kept})
+    kept = {"checkpoint.every": every, "checkpoint.keep": steps, "evaluation.every": 10}
+    return plan.run(f"provoke-lr{rate:g}", seed, {**settings(rate, 1, steps), **kept})
+
+
+def again(plan: Plan, model: str, when: str, change: str, rate: float, seed: int, steps: int) -> Path:
+    """A run that starts again from a model, of which only one thing is changed."""
+    name = f"again-{when} {list(OTHER).index(change)}".replace(" ", "-")
+    factor, clip = OTHER[change]
+    return plan.run(name, seed + NEW, settings(rate * factor, clip, steps), model=model)
 
 
 def run(output: Path) -> None:
     """Find the rate, collapse at every seed, start again from everywhere with everything."""
     plan, rows, rate = sorting(DIGITS, output), [], RATES[-1]
     for rate in RATES:
-        folder = provoke(plan, rate, SEARCH_SEED)
+        folder = provoke(plan, rate, SEARCH_SEED, STEPS, EVERY)
         rows += labelled(folder, what="search", rate=rate, seed=SEARCH_SEED)
         if collapsed_at(metrics(folder)):
             break
     for seed in SEEDS:
-        folder = provoke(plan, rate, seed)
+        folder = provoke(plan, rate, seed, STEPS, EVERY)
         fallen = collapsed_at(metrics(folder))
         rows += labelled(folder, what="provoked", rate=rate, seed=seed, fallen=fallen)
-        steps = checkpoints(metrics(folder), fallen) if fallen else {}  # a seed that holds is reported as such
-        models = {when: str(folder / "checkpoints" / f"step-{step:06d}" / "model") for when, step in steps.items()}
-        for (when, model), change in product(models.items(), OTHER):
-            name = f"again-{when} {list(OTHER).index(change)}".replace(" ", "-")
-            factor, clip = OTHER[change]
-            again = plan.run(name, seed + NEW, settings(rate * factor, clip, AGAIN), model=model)
-            rows += labelled(again, what="again", seed=seed, since=when, at=steps[when], change=change)
+        steps = checkpoints(metrics(folder), fallen, EVERY) if fallen else {}  # a seed that holds is reported as such
+        for (when, step), change in product(steps.items(), OTHER):
+            run = again(plan, model_at(folder, step), when, change, rate, seed, AGAIN)
+            rows += labelled(run, what="again", seed=seed, since=when, at=step, change=change)
         write("collapse", rows)
+
+
+def model_at(folder: Path, step: int) -> str:
+    """The model of a run's checkpoint."""
+    return str(folder / "checkpoints" / f"step-{step:06d}" / "model")
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -111,9 +123,14 @@ COLOURS = dict(zip(OTHER, ("tab:red", "tab:blue", "tab:green"), strict=True))
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
+    picture("collapse")
+
+
+def picture(name: str) -> None:
+    """The same of the committed rows of that name."""
     from matplotlib.figure import Figure
 
-    rows = read("collapse")
+    rows = read(name)
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, sharey=True).flat
     for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
@@ -121,41 +138,43 @@ def draw() -> None:
     rate = next(row["rate"] for row in rows if row["what"] == "provoked")
     axes[0].set(title=f"provoked: learning rate {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
     axes[0].legend(frameon=False, fontsize=8)
-    again = by_run([row for row in rows if row["what"] == "again"], "since", "change", "seed")
+    starts = by_run([row for row in rows if row["what"] == "again"], "since", "change", "seed")
     for axis, since in zip(axes[1:], WHEN, strict=False):
-        for (when, change, seed), run in again.items():
+        for (when, change, seed), run in starts.items():
             if when == since:
-                label = change if seed == SEEDS[0] else None
+                label = change if seed == min(s for _, _, s in starts) else None
                 axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
         axis.set(title=f"again from: {since}", xlabel="step since the new start")
     axes[1].legend(frameon=False, fontsize=8)
     axes[5].set_axis_off()
-    figure.savefig(EVIDENCE / "collapse.png", dpi=110)
-    print_tables(rows, again)
+    figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
+    print_tables(rows, starts)
 
 
-def print_tables(rows: Rows, again: dict[tuple, Rows]) -> None:
+def print_tables(rows: Rows, starts: dict[tuple, Rows]) -> None:
     """When each seed fell and what it starts again from; then held-out pass@1 before and after each new start."""
     for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
         curve = [y for _, y in smooth(run, "reward/mean")]
-        at = {since: rows[0]["at"] for (since, _, of), rows in again.items() if of == seed}
+        at = {since: rows[0]["at"] for (since, _, of), rows in starts.items() if of == seed}
         print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
 
+    seeds = sorted({seed for _, _, seed in starts})  # of those that fell
+
     def begin(since: str, change: str, seed: int) -> float:
-        return next(row["evaluation/pass@1"] for row in again[since, change, seed] if "evaluation/pass@1" in row)
+        return next(row["evaluation/pass@1"] for row in starts[since, change, seed] if "evaluation/pass@1" in row)
 
     def end(since: str, change: str, seed: int) -> float:
-        return last(again[since, change, seed], "evaluation/pass@1")
+        return last(starts[since, change, seed], "evaluation/pass@1")
 
     def cell(since: str, change: str) -> str:
-        before, after = ([of(since, change, seed) for seed in SEEDS] for of in (begin, end))
+        before, after = ([of(since, change, seed) for seed in seeds] for of in (begin, end))
         return f"{shown(before)} -> {shown(after)}"
 
     def gain(since: str, change: str) -> str:
-        return shown([end(since, change, seed) - begin(since, change, seed) for seed in SEEDS])
+        return shown([end(since, change, seed) - begin(since, change, seed) for seed in seeds])
 
     def against_same(since: str, change: str) -> str:
-        return shown([end(since, change, seed) - end(since, next(iter(OTHER)), seed) for seed in SEEDS])
+        return shown([end(since, change, seed) - end(since, next(iter(OTHER)), seed) for seed in seeds])
 
     columns = {change: change for change in OTHER}
     print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")

@@ -10,12 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from gspo.config import Config
 from gspo.recipe import load
@@ -51,6 +56,8 @@ class Plan:
     """Of the runs. What is whole there is taken as it is, so settings that change need another folder."""
     settings: Settings
     """Laid over the recipe in every run, the cold starts too."""
+    model: str | None = None
+    """To begin from in place of a cold start: a folder or a hub name."""
 
     def config(self, name: str, seed: int, settings: Settings) -> Config:
         """The configuration of a run. Raises RecipeError for settings that the recipe does not take."""
@@ -58,10 +65,10 @@ class Plan:
         return load(ROOT / self.recipe, words({**self.settings, **settings, **own}))
 
     def start(self, seed: int) -> str:
-        """The model after the cold start at a seed, from which all arms of that seed begin."""
+        """The model from which all arms of a seed begin: the one after its cold start, unless the plan has one."""
         from gspo.cold_start import cold_start
 
-        return str(cold_start(self.config("start", seed, {}), resume=True))
+        return self.model or str(cold_start(self.config("start", seed, {}), resume=True))
 
     def run(self, name: str, seed: int, settings: Settings, *, model: str | None = None) -> Path:
         """The folder of a run of these settings, from the cold start or from `model`; run unless it is whole there."""
@@ -125,6 +132,28 @@ def write(name: str, rows: Rows) -> None:
 def read(name: str) -> list[dict[str, Any]]:
     """The rows of docs/evidence/NAME.jsonl."""
     return [json.loads(line) for line in (EVIDENCE / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
+# ---- several runs at a time, on GPUs ----------------------------------------------------------------------
+
+
+def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple], at_once: int = 16) -> list[Any]:
+    """What `work` gives for each tuple of arguments, in their order, computed by up to `at_once` processes."""
+    jobs, context = list(jobs), multiprocessing.get_context("spawn")
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    order = context.Value("i", 0)
+    with ProcessPoolExecutor(
+        min(len(jobs), at_once), context, initializer=alone, initargs=(gpus.split(","), order)
+    ) as pool:
+        return list(pool.map(work, *zip(*jobs, strict=True)))
+
+
+def alone(gpus: list[str], order: Any) -> None:
+    """Let this process see one GPU, the next in turn; threads of its own would only be in the others' way."""
+    with order.get_lock():
+        place, order.value = order.value, order.value + 1
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+    torch.set_num_threads(1)
 
 
 # ---- the search before the comparison ---------------------------------------------------------------------

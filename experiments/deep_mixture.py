@@ -9,15 +9,11 @@ holds a dozen of them. Writes docs/evidence/deep_mixture.jsonl and .png.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from common import SEARCH_SEED, SEEDS, Plan, main, score, sorting, write
+from common import SEARCH_SEED, SEEDS, Plan, main, score, side_by_side, sorting, write
 from routing_replay import ARMS, picture, trial
 
 DIGITS = 16
@@ -59,23 +55,6 @@ def compared(
     chosen = {arm: max(rates, key=lambda rate, arm=arm: scores[arm, rate]) for arm in ARMS}
     wanted = [(plan, arm, s, chosen[arm], MINIBATCHES, steps, starts[s]) for s in SEEDS for arm in ARMS]
     return [row for some in (*found, *side_by_side(trial, wanted)) for row in some]
-
-
-def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple]) -> list[Any]:
-    """What `work` gives for each tuple of arguments, in their order, each computed by a process of its own."""
-    jobs, context = list(jobs), multiprocessing.get_context("spawn")
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
-    order = context.Value("i", 0)
-    with ProcessPoolExecutor(len(jobs), context, initializer=alone, initargs=(gpus.split(","), order)) as pool:
-        return list(pool.map(work, *zip(*jobs, strict=True)))
-
-
-def alone(gpus: list[str], order: Any) -> None:
-    """Let this process see one GPU, the next in turn; threads of its own would only be in the others' way."""
-    with order.get_lock():
-        place, order.value = order.value, order.value + 1
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
-    torch.set_num_threads(1)
 
 
 def draw() -> None:

@@ -105,12 +105,13 @@ def run(output: Path) -> None:
 def rows_of(folder: Path, labels: Mapping[str, Any]) -> list[dict]:
     """A row a step of one run, and one with the responses of its last steps."""
     names = {"reward": "reward/mean", "entropy": "policy/entropy", "grad_norm": "update/grad_norm"}
-    found = {row["step"]: responses(read_samples(folder, row["step"])) for row in metrics(folder)}
+    trained = [row for row in metrics(folder) if row["step"]]  # in step 0 is only evaluated
+    found = {row["step"]: responses(read_samples(folder, row["step"])) for row in trained}
     rows = [
         {**labels, "step": row["step"], **{key: row[name] for key, name in names.items()}, **summary(found[row["step"]])}
-        for row in metrics(folder)
+        for row in trained
     ]
-    last = [r for step, some in found.items() if step > STEPS - SHOWN for r in some]
+    last = [r for step, some in found.items() if step > max(found) - SHOWN for r in some]
     points = [[float(f"{r['log_s']:.3g}"), float(f"{r['largest']:.3g}"), r["clipped"]] for r in last]
     return [*rows, {**labels, "log_s_largest_clipped": points}]
 

@@ -53,11 +53,13 @@ ARMS = {
     for objective in ("gspo", "grpo")
     for replay in ("none", "trainer")
 }
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-"""Of the search, which is the boundary too: the highest are meant to break something."""
+RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+"""Of the search: the highest are meant to break something."""
 SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
 MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
 """Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
+BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
+"""Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
 MOE = (
     "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
     "moe/replay_s",
@@ -65,7 +67,7 @@ MOE = (
 
 
 def run(output: Path) -> None:
-    """The search at its own seed; then every arm at its own rate; then the same with more minibatches."""
+    """The search at its own seed; then every arm at its own rate; then the same with more minibatches; then pushed."""
     plan = sorting(DIGITS, output)
     plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
     rows, chosen = [], {}
@@ -77,6 +79,11 @@ def run(output: Path) -> None:
         for seed in SEEDS:
             for arm in ARMS:
                 rows += trial(plan, arm, seed, chosen[arm], minibatches, steps)
+            write("routing_replay", rows)
+    for rate, minibatches in BOUNDARY:
+        for seed in SEEDS:
+            for arm in ARMS:
+                rows += [row | {"what": "pushed"} for row in trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS)]
             write("routing_replay", rows)
 
 

@@ -27,6 +27,12 @@ def script():
     sys.path.remove(str(EXPERIMENTS))
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Reports of runs are drawn in tests of their own; here they would take most of the time."""
+    monkeypatch.setattr("gspo.reporting.html.draw_figures", lambda *args, **more: [])
+
+
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda p: p.name)
 def test_every_recipe_of_an_experiment_loads(path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -49,7 +55,7 @@ def test_every_arm_resolves_and_differs_from_the_others_only_where_it_says(scrip
 
 def test_processes_side_by_side_answer_in_order_and_take_gpus_in_turn(script, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    found = script("deep_mixture").side_by_side(os.getenv, [("CUDA_VISIBLE_DEVICES",), ("NO_SUCH_NAME",)] * 2)
+    found = script("common").side_by_side(os.getenv, [("CUDA_VISIBLE_DEVICES",), ("NO_SUCH_NAME",)] * 2)
     assert {found[0], found[2]} <= {"3", "5"} and found[1::2] == [None, None]
 
 
@@ -88,7 +94,7 @@ def test_a_collapse_is_a_fall_under_half_of_the_best_that_lasts(script):
     assert collapse.collapsed_at(curve(*dip)) is None
     fallen = collapse.collapsed_at(curve(*fall))
     assert 30 < fallen <= 40
-    steps = collapse.checkpoints(curve(*fall), fallen)
+    steps = collapse.checkpoints(curve(*fall), fallen, collapse.EVERY)
     assert 0 < steps["well before"] < steps["last before"] <= 32 < steps["half fallen"] < steps["after"] == 60
     assert not [step for step in steps.values() if step % collapse.EVERY]
 
@@ -119,6 +125,7 @@ SMALL = {
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 5}, "DIGITS": 3,
+        "BOUNDARY": ((3e-4, 4),),
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
@@ -215,6 +222,61 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     language.run(tmp_path)
     rows = script("common").read("language_mixture")
     assert {row["arm"] for row in rows if row["what"] == "run"} == set(script("routing_replay").ARMS)
+
+
+@pytest.fixture
+def small_language(script, llama, tmp_path, monkeypatch):
+    """What makes an experiment on a language model one of seconds: a small model and task, a reward that always differs."""
+    monkeypatch.chdir(ROOT)
+    for name in ("common", "collapse", "language_model"):
+        monkeypatch.setattr(script(name), "EVIDENCE", tmp_path)
+    (tmp_path / "length.py").write_text("def length(samples):\n    return [len(s.text) / 10 for s in samples]\n")
+    rewards = [{"type": "function", "function": f"{tmp_path / 'length.py'}:length"}]
+    more = {"rewards": rewards, "training.warmup_updates": 2, "rollout.prompts_per_step": 8}
+    return {
+        "RECIPE": "experiments/sorting.toml",
+        "SETTINGS": fewer(script("common").sorting(3, tmp_path)).settings | more,
+        "MODEL": str(llama),
+        "SEEDS": (0, 1),
+        "side_by_side": lambda work, jobs, **more: [work(*job) for job in jobs],
+    }
+
+
+def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
+    script, small_language, tmp_path, monkeypatch, capsys
+):
+    language, common = script("language_model"), script("common")
+    more = {"SEARCH_STEPS": 3, "STEPS": 4, "ALONE_STEPS": 5, "REPETITIONS": 1, "RATES": (1e-4, 3e-4), "CALIBRATED": (1e-4,)}
+    for key, value in {**small_language, **more}.items():
+        monkeypatch.setattr(language, key, value)
+
+    def around_target(plan, rate, seed):
+        trials = [{"scale": scale, "share": 0.3 / scale} for scale in (1.0, 4.0)]
+        return [{"what": "range", "rate": rate, "seed": seed, **trial} for trial in trials]
+
+    monkeypatch.setattr(language, "around_target", around_target)
+    language.run(tmp_path)
+    rows = common.read("language_model")
+    assert {row["what"] for row in rows} == {"search", "range", "run", "hidden", "seconds"}
+    assert {row["arm"] for row in rows if row["what"] == "run"} == {"gspo", "grpo", "gspo, calibrated"}
+    assert {row["scale"] for row in rows if row.get("arm") == "gspo, calibrated"} == {2.0}
+    language.draw()
+    assert "what hides" in capsys.readouterr().out and (tmp_path / "language_model.png").exists()
+
+
+def test_a_language_model_collapses_and_starts_again(script, small_language, tmp_path, monkeypatch, capsys):
+    language = script("language_collapse")
+    more = {"RATES": (1e-3, 1e-2), "STEPS": 6, "AGAIN": 2, "EVERY": 2}
+    for key, value in {**small_language, **more, "SEEDS": (0,), "collapsed_at": lambda rows: 5}.items():
+        monkeypatch.setattr(language, key, value)
+    language.run(tmp_path)
+    rows = script("common").read("language_collapse")
+    starts = {(row["since"], row["change"], row["seed"]) for row in rows if row["what"] == "again"}
+    collapse = script("collapse")
+    assert starts == {(when, change, seed) for when in collapse.WHEN for change in collapse.OTHER for seed in (0,)}
+    assert {row["rate"] for row in rows if row["what"] == "provoked"} == {1e-3}
+    language.draw()
+    assert "less the same settings" in capsys.readouterr().out and (tmp_path / "language_collapse.png").exists()
 
 
 def committed():

@@ -1,0 +1,74 @@
+"""The question of collapse.py, of a language model in bfloat16 on a GPU.
+
+    python experiments/language_collapse.py
+    python experiments/language_collapse.py --draw
+
+Run from the repository's folder. The recipe's model learns the recipe's task at a rate that is too high, then starts again
+from before. Twelve runs go side by side; their checkpoints take about 30 GB of disk. Writes
+docs/evidence/language_collapse.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from collapse import OTHER, again, checkpoints, collapsed_at, model_at, picture, provoke
+from common import SEARCH_SEED, SEEDS, Plan, labelled, main, metrics, side_by_side, write
+from language_model import MODEL, RECIPE, SETTINGS
+
+RATES = (1e-4, 2e-4, 4e-4)
+"""From the lowest up; the first that collapses at the search's seed is taken."""
+STEPS, AGAIN = 40, 24
+"""Of the runs that collapse, and of those that start again."""
+EVERY = 5
+"""Steps between checkpoints, of 2 GB each."""
+
+
+def run(output: Path) -> None:
+    """All rates at the search's seed; the lowest that collapses, at every seed; new starts from everywhere ."""
+    plan = Plan(RECIPE, output / "language_collapse", SETTINGS, model=MODEL)
+    jobs = [(plan, rate, SEARCH_SEED) for rate in RATES]
+    searched = side_by_side(provoked, jobs)
+    rows = [row for some in searched for row in labelled_as("search", some)]
+    rate = next((some[0]["rate"] for some in searched if some[0]["fallen"]), RATES[-1])
+    found = side_by_side(provoked, [(plan, rate, seed) for seed in SEEDS])
+    rows += [row for some in found for row in labelled_as("provoked", some)]
+    write("language_collapse", rows)
+    jobs = [
+        (plan, rate, seed, when, step, change)
+        for seed, some in zip(SEEDS, found, strict=True)
+        for when, step in some[0]["starts"].items()
+        for change in OTHER
+    ]
+    rows += [row for some in side_by_side(started_again, jobs, at_once=12) for row in some] if jobs else []
+    write("language_collapse", rows)
+
+
+def provoked(plan: Plan, rate: float, seed: int) -> list[dict[str, Any]]:
+    """The rows of a run at a high rate, with the step at which it fell and those to start again from."""
+    folder = provoke(plan, rate, seed, STEPS, EVERY)
+    fallen = collapsed_at(metrics(folder))
+    starts = checkpoints(metrics(folder), fallen, EVERY) if fallen else {}
+    return labelled(folder, rate=rate, seed=seed, fallen=fallen, starts=starts)
+
+
+def labelled_as(what: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that say what they are of."""
+    return [{"what": what, **{key: value for key, value in row.items() if key != "starts"}} for row in rows]
+
+
+def started_again(plan: Plan, rate: float, seed: int, when: str, step: int, change: str) -> list[dict[str, Any]]:
+    """The rows of one new start."""
+    folder = plan.folder / f"provoke-lr{rate:g}-seed{seed}"
+    run = again(plan, model_at(folder, step), when, change, rate, seed, AGAIN)
+    return labelled(run, what="again", seed=seed, since=when, at=step, change=change)
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    picture("language_collapse")
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)

@@ -1,0 +1,222 @@
+"""The questions of clipped_shares.py, clip_range.py and hidden_change.py, of a language model in bfloat16 on a GPU.
+
+    python experiments/language_model.py
+    python experiments/language_model.py --draw
+
+Run from the repository's folder. The recipe's model learns the recipe's task. All runs of a phase go side by side, up to
+fifteen. Writes docs/evidence/language_model.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+from typing import Any
+
+from clip_range import around_target, geometric, range_at_target
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEARCH_SEED,
+    SEEDS,
+    Plan,
+    Rows,
+    band,
+    by_run,
+    labelled,
+    last,
+    main,
+    mean,
+    metrics,
+    read,
+    score,
+    shown,
+    side_by_side,
+    smooth,
+    table,
+    write,
+)
+from hidden_change import FAR, mean_of, rows_of
+
+RECIPE = "recipes/smollm2.toml"
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The recipe's; a folder of it does as well."""
+SETTINGS = {
+    "model.dtype": "bfloat16",
+    "model.head_dtype": "float32",
+    "model.kernels": "torch",
+    "rollout.old_logprobs": "trainer",
+    "rollout.max_response_tokens": 32,
+    "training.schedule": "constant",
+    "training.micro_batch_tokens": 8192,
+    "evaluation.max_response_tokens": 32,
+    "evaluation.every": 20,
+    "checkpoint.every": None,
+}
+"""The trainer's old log-probabilities: in bfloat16 the engine's move s by more than the clip range, and what updates do is
+asked here. Layers uncompiled: compiling takes as long as a run. No checkpoints: none is started from."""
+RATES = (1e-5, 3e-5, 1e-4)
+"""Of the search, and of what hides. The recipe's is the first."""
+CALIBRATED = RATES[:2]
+"""At which the range that clips 0.15 is looked for; the highest rate is one that may break."""
+SEARCH_STEPS, STEPS = 20, 40
+ALONE_STEPS, REPETITIONS = 8, 2
+"""Of the runs whose seconds are told, one after the other."""
+WARM = 3
+"""First steps of those that are not counted."""
+
+
+def run(output: Path) -> None:
+    """Search and calibration beside each other; then every arm at every seed; then a few steps of both objectives alone."""
+    plan = Plan(RECIPE, output / "language_model", SETTINGS, model=MODEL)
+    searched = [(trial, plan, name, rate, 1.0, SEARCH_SEED, SEARCH_STEPS) for name in METHODS for rate in RATES]
+    ranged = [(around_target, plan, rate, seed) for rate in CALIBRATED for seed in SEEDS]
+    found = side_by_side(call, [*searched, *ranged])
+    rows = [row for some in found for row in some]
+    scores = {(job[2], job[3]): score(some) for job, some in zip(searched, found, strict=False)}
+    best = {name: max(RATES, key=lambda rate, name=name: scores[name, rate]) for name in METHODS}
+    rate = max(CALIBRATED, key=lambda rate: scores["gspo", rate])
+    wanted = [(trial, plan, "gspo", rate, 1.0, seed, STEPS) for rate in RATES for seed in SEEDS]
+    wanted += [(trial, plan, "grpo", best["grpo"], 1.0, seed, STEPS) for seed in SEEDS]
+    if ranges := ranges_at(rows, rate):
+        scale = geometric_mean(ranges) / METHODS["gspo"].high
+        wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]
+    rows += [row for some in side_by_side(call, wanted) for row in some]
+    write("language_model", rows)
+    rows += [seconds(plan, name, best[name], n) for n in range(REPETITIONS) for name in METHODS]
+    write("language_model", rows)
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """For processes that do different work in one phase."""
+    return function(*arguments)
+
+
+def trial(plan: Plan, objective: str, rate: float, scale: float, seed: int, steps: int) -> list[dict[str, Any]]:
+    """The rows of one run with the authors' range times `scale`, those of what hides in gspo's responses too."""
+    settings = {**METHODS[objective].settings(rate, scale), "training.steps": steps}
+    folder = plan.run(f"{objective}-lr{rate:g}-x{scale:.4g}-{steps}", seed, settings)
+    what = "search" if seed == SEARCH_SEED else "run"
+    rows = labelled(folder, what=what, arm=arm_of(objective, scale), seed=seed, rate=rate, scale=scale)
+    if what == "run" and scale == 1 and objective == "gspo":
+        rows += [row | {"what": "hidden"} for row in rows_of(folder, {"seed": seed, "rate": rate})]
+    return rows
+
+
+def arm_of(objective: str, scale: float) -> str:
+    """An arm's name in tables and figure."""
+    return objective if scale == 1 else f"{objective}, calibrated"
+
+
+def seconds(plan: Plan, objective: str, rate: float, number: int) -> dict[str, Any]:
+    """Median seconds of a step, of generation and of the update in it, of a run that has the GPU alone."""
+    settings = {**METHODS[objective].settings(rate, 1.0), "training.steps": ALONE_STEPS, "evaluation": None}
+    rows = metrics(plan.run(f"alone-{objective}-{number}", SEARCH_SEED, settings))[WARM:]
+    found = {key: median(row[f"time/{key}"] for row in rows) for key in ("step_s", "collect_s", "update_s")}
+    return {"what": "seconds", "arm": objective, "repetition": number, **found}
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = {"gspo": "tab:blue", "grpo": "tab:red", "gspo, calibrated": "tab:cyan"}
+COLUMNS: dict[str, Callable[[Rows], float]] = {
+    "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
+    "after": lambda rows: last(rows, "evaluation/pass@1"),
+    "training reward, last 20 steps": score,
+    "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "clipped tokens": lambda rows: mean(rows, "clip/token"),
+    "sd of s": lambda rows: mean(rows, "ratio/sequence_std"),
+    "sd of token ratios": lambda rows: mean(rows, "ratio/token_std"),
+}
+HIDDEN = ("clipped", "inside", "inside_past_grpo", "free_past_grpo", "all_past_grpo", "abs_log_s_median")
+
+
+def ranges_at(rows: Rows, rate: float) -> list[float]:
+    """The upper range that clips the target at a rate, by seed, less what no trial reached."""
+    trials = by_run([row for row in rows if row["what"] == "range" and row["rate"] == rate], "seed")
+    return [found for some in trials.values() if (found := range_at_target(some)) is not None]
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    rows = read("language_model")
+    runs = by_run([row for row in rows if row["what"] == "run"], "arm", "rate", "seed")
+    best = {arm: best_rate(rows, arm) for arm in COLOURS}
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
+    (reward, clipped), (ranges, hidden) = figure.subplots(2, 2)
+    for arm, colour in COLOURS.items():
+        mine = [run for (name, rate, _), run in runs.items() if (name, rate) == (arm, best[arm])]
+        if mine:
+            band(reward, [smooth(run, "reward/mean") for run in mine], label=f"{arm}, {best[arm]:g}", colour=colour)
+            band(clipped, [smooth(run, "clip/token") for run in mine], label=arm, colour=colour)
+    colours = dict(zip(RATES, ("tab:blue", "tab:orange", "tab:red"), strict=False))
+    for rate in CALIBRATED:
+        for (seed,), some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "seed").items():
+            points = sorted((METHODS["gspo"].high * t["scale"], t["share"]) for t in some)
+            label = f"{rate:g}" if seed == SEEDS[0] else None
+            ranges.plot(*zip(*points, strict=True), ".-", color=colours[rate], linewidth=1, label=label)
+    ranges.axhline(0.15, color="grey", linestyle=":")
+    for rate, colour in colours.items():
+        some = [p for r in rows if r["what"] == "hidden" and r["rate"] == rate for p in r.get("log_s_largest_clipped", [])]
+        points = [(max(abs(log_s), 1e-6), max(largest, 1e-3)) for log_s, largest, _ in some]
+        hidden.plot(*zip(*points, strict=True), "o", markersize=2.5, alpha=0.4, color=colour, label=f"{rate:g}")
+    hidden.axhline(FAR, color="grey", linestyle=":")
+    hidden.axvline(METHODS["gspo"].high, color="grey", linestyle="--")
+    reward.set(xlabel="step (128 samples each)", ylabel="training reward", title="mean and range of seeds")
+    clipped.set(xlabel="step", ylabel="clipped tokens", yscale="log", title="share of tokens clipped")
+    ranges.set(xscale="log", xlabel="upper clip range", ylabel="clipped sequences", title="a line a seed, by learning rate")
+    hidden.set(xscale="log", yscale="log", xlabel="|log s| (dashed: 4e-4)", ylabel="largest |d|, nats (dotted: ln 1.2)")
+    hidden.set(title="gspo, responses of the last three steps, by learning rate")
+    for axis in (reward, ranges, hidden):
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(EVIDENCE / "language_model.png", dpi=110)
+    print_tables(rows, runs, best)
+
+
+def best_rate(rows: Rows, arm: str) -> float:
+    """The rate at which an arm is compared: its own in the search, or the one that its range was calibrated at."""
+    objective = arm.split(",")[0]
+    if objective != arm:
+        return next((row["rate"] for row in rows if row.get("arm") == arm), CALIBRATED[0])
+    found = by_run([row for row in rows if row["what"] == "search" and row["arm"] == objective], "rate")
+    return max(found, key=lambda key: score(found[key]))[0]
+
+
+def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) -> None:
+    """The search, the ranges, the arms and their differences to gspo, gspo at each rate, what hides, and seconds."""
+    found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    print(table(METHODS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
+    for rate in CALIBRATED:
+        print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
+        for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():
+            print(f"  x{scale[0]:.4g}: clipped {fmean(r['share'] for r in some):.3f} ({len(some)} seeds)")
+
+    def values(arm: str, rate: float, value: Callable[[Rows], float]) -> list[float]:
+        return [value(run) for (name, at, _), run in sorted(runs.items()) if (name, at) == (arm, rate)]
+
+    arms = [arm for arm in COLOURS if values(arm, best[arm], score)]
+    print({arm: best[arm] for arm in arms}, table(arms, COLUMNS, lambda arm, f: shown(values(arm, best[arm], f))), sep="\n")
+
+    def less_gspo(arm: str, f: Callable[[Rows], float]) -> str:
+        pairs = zip(values(arm, best[arm], f), values("gspo", best["gspo"], f), strict=True)
+        return shown([a - b for a, b in pairs])
+
+    print("less gspo\n" + table(arms[1:], COLUMNS, less_gspo))
+    print("gspo\n" + table([f"{r:g}" for r in RATES], COLUMNS, lambda r, f: shown(values("gspo", float(r), f))))
+    hidden = [row for row in rows if row["what"] == "hidden" and "step" in row]
+
+    def hides(rate: str, key: str) -> str:
+        return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
+
+    print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
+    for row in rows:
+        if row["what"] == "seconds":
+            print({key: value for key, value in row.items() if key != "what"})
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
