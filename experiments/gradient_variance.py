@@ -8,13 +8,15 @@ prompt are sampled R times from the old policy. The gradient of each group's obj
 made by gspo's own log-probabilities, packing and objectives, for all arms from the same samples and advantages. What is
 kept are products of gradients, of all groups for each arm and of all arms for each group, from which all numbers and
 bootstraps follow. Writes
-docs/evidence/gradient_variance.jsonl and gradient_variance.png. T tokens of a response, P parameters, R groups.
+docs/evidence/gradient_variance.jsonl and gradient_variance.png. T tokens of a response, P parameters, K numbers that are
+kept of a gradient, R groups.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +46,22 @@ STEPS = {"near": (2, 1.5e-4), "far": (20, 5e-4)}
 OTHER_BATCHES = 1000
 """Added to the seed for those steps, so that their prompts and samples are not the measured ones."""
 UNCLIPPED = Clip(1.0, math.inf)
-PROMPT = "7+5="
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What is measured, and where."""
+
+    plan: Plan
+    """Of the steps that move the policy. They have one minibatch each: on-policy all objectives are the same."""
+    prompt: str
+    """Of all responses."""
+    steps: Mapping[str, tuple[int, float]]
+    """As STEPS."""
+    groups: Mapping[int, int]
+    """As GROUPS."""
+    width: int | None = None
+    """Numbers that a gradient is sketched to, None if all of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -90,60 +107,83 @@ def coefficients(logp_T: Tensor, old_T: Tensor, arm: Arm, sign: float) -> Tensor
     return -torch.autograd.grad(loss, leaf_T)[0] / sign
 
 
+class Sketch:
+    """A linear map of P numbers to K that keeps each product of two vectors in the mean, with a standard deviation of about
+    their lengths' product over the root of K: a count sketch (Charikar, Chen and Farach-Colton, 2002). All of P where the
+    width is None."""
+
+    def __init__(self, parameters: list[Tensor], width: int | None) -> None:
+        self.size = sum(p.numel() for p in parameters)
+        self.width = width or self.size
+        self.whole = width is None
+        if not self.whole:
+            device = parameters[0].device
+            numbers = torch.Generator(device).manual_seed(0)
+            self.place_P = torch.randint(self.width, (self.size,), generator=numbers, device=device)
+            self.sign_P = torch.randint(2, (self.size,), generator=numbers, device=device, dtype=torch.int8) * 2 - 1
+
+    def __call__(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """float32 [K] of the parts of a gradient."""
+        vector_P = torch.cat([part.flatten() for part in parts])
+        if self.whole:
+            return vector_P
+        return torch.zeros(self.width, device=vector_P.device).index_add_(0, self.place_P, vector_P * self.sign_P)
+
+
 class Pull:
     """sum of c_t grad log pi_t of one response, for many c by one forward pass; multiples of a c are computed once."""
 
-    def __init__(self, logp_T: Tensor, parameters: list[Tensor]) -> None:
-        self.logp_T, self.parameters = logp_T, parameters
+    def __init__(self, logp_T: Tensor, parameters: list[Tensor], sketch: Sketch) -> None:
+        self.logp_T, self.parameters, self.sketch = logp_T, parameters, sketch
         self.known: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, c_T: Tensor) -> Tensor:
-        """float32 [P]."""
+        """float32 [K]."""
         size = float(c_T.abs().max())
         if size == 0:
-            return torch.zeros(sum(p.numel() for p in self.parameters))
+            return torch.zeros(self.sketch.width, device=c_T.device)
         unit_T = c_T / size
-        for other_T, pulled_P in self.known:
+        for other_T, pulled_K in self.known:
             if torch.allclose(unit_T, other_T, rtol=1e-6, atol=1e-7):
-                return size * pulled_P
+                return size * pulled_K
         parts = torch.autograd.grad(self.logp_T, self.parameters, unit_T, retain_graph=True)
-        self.known.append((unit_T, torch.cat([part.flatten() for part in parts])))
+        self.known.append((unit_T, self.sketch(parts)))
         return size * self.known[-1][1]
 
 
-def sample(policy: Policy, length: int, count: int, seed: int) -> list[Completion]:
+def sample(policy: Policy, prompt: str, length: int, count: int, seed: int) -> list[Completion]:
     """Responses of exactly this length: no token ends one."""
     policy.eos_ids = frozenset()
-    prompt = tuple(policy.tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
-    requests = [Request(f"{k}", prompt, sample_seed(seed, length, "variance", k)) for k in range(count)]
+    ids = tuple(policy.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    requests = [Request(f"{k}", ids, sample_seed(seed, length, "variance", k)) for k in range(count)]
     sampling = SamplingConfig(max_response_tokens=length)
     return TransformersEngine(policy, max_rows=128).generate(requests, sampling)
 
 
-def trajectory(policy: Policy, completion: Completion, name: str) -> Trajectory:
+def trajectory(policy: Policy, prompt: str, completion: Completion, name: str) -> Trajectory:
     """A response after the prompt, to be scored."""
-    prompt = np.array(policy.tokenizer(PROMPT, add_special_tokens=False)["input_ids"])
-    tokens = np.concatenate([prompt, completion.token_ids])
-    return Trajectory(name, name, tokens, np.arange(len(tokens)) >= len(prompt), completion.logprobs, 0.0)
+    ids = np.array(policy.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    tokens = np.concatenate([ids, completion.token_ids])
+    return Trajectory(name, name, tokens, np.arange(len(tokens)) >= len(ids), completion.logprobs, 0.0)
 
 
-def advantages(policy: Policy, completions: list[Completion]) -> np.ndarray:
+def advantages(policy: Policy, prompt: str, completions: list[Completion]) -> np.ndarray:
     """The advantage of each response, [groups x G]: its reward is the share of right additions, normalised in its group."""
-    prompt = Prompt(0, None, PROMPT, (), None)
+    of = Prompt(0, None, prompt, (), None)
     texts = [policy.tokenizer.decode(c.token_ids) for c in completions]
-    samples = [Sample(str(k), prompt, c, text) for k, (c, text) in enumerate(zip(completions, texts, strict=True))]
+    samples = [Sample(str(k), of, c, text) for k, (c, text) in enumerate(zip(completions, texts, strict=True))]
     rewards = right_share(samples)
     return np.concatenate([group_advantages(rewards[g : g + G]) for g in range(0, len(samples), G)]).astype(float)
 
 
 def response_vectors(
-    policies: dict[str, Policy], completion: Completion, noise_T: Tensor, sign: float
+    policies: dict[str, Policy], prompt: str, completion: Completion, noise_T: Tensor, sign: float, sketch: Sketch
 ) -> tuple[list[Tensor], list[dict]]:
-    """Each arm's vector of one response whose advantage has this sign, [arms][P], and what the ratios were like."""
-    vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs)
+    """Each arm's vector of one response whose advantage has this sign, [arms][K], and what the ratios were like."""
+    vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs).to(noise_T.device)
     for name, policy in policies.items():
-        (micro,) = make_micro_batches([trajectory(policy, completion, name)], token_budget=4096)
-        pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()))
+        (micro,) = make_micro_batches([trajectory(policy, prompt, completion, name)], token_budget=4096)
+        pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()), sketch)
     for arm in ARMS:
         pull, below_T = pulls[arm.policy], old_T + arm.noise * noise_T
         d_T = pull.logp_T.detach() - below_T
@@ -155,64 +195,62 @@ def response_vectors(
     return vectors, rows
 
 
-def gradients(policies: dict[str, Policy], length: int, groups: int, seed: int) -> tuple[dict[str, np.ndarray], list[dict]]:
+def gradients(
+    policies: dict[str, Policy], ground: Ground, length: int, seed: int
+) -> tuple[dict[str, np.ndarray], list[dict]]:
     """Products of the groups' gradients, `by_arm` [arms, R, R] and `by_group` [R, arms, arms], and a row for each response
     and arm. A response without a signal is left out of both, as in training."""
-    completions = sample(policies["old"], length, groups * G, seed)
-    size = sum(p.numel() for p in policies["old"].trainable.values())
-    total, rng, rows = torch.zeros(len(ARMS), groups, size), np.random.default_rng((seed, length)), []
-    for k, (completion, advantage) in enumerate(zip(completions, advantages(policies["old"], completions), strict=True)):
-        noise_T = torch.from_numpy(rng.normal(size=length)).float()
+    old, groups = policies["old"], ground.groups[length]
+    completions = sample(old, ground.prompt, length, groups * G, seed)
+    sketch, rng, rows = Sketch(list(old.trainable.values()), ground.width), np.random.default_rng((seed, length)), []
+    total = torch.zeros(len(ARMS), groups, sketch.width, device=old.device)
+    for k, (completion, advantage) in enumerate(zip(completions, advantages(old, ground.prompt, completions), strict=True)):
+        noise_T = torch.from_numpy(rng.normal(size=length)).float().to(old.device)
         if advantage == 0:
             continue
-        vectors, of_response = response_vectors(policies, completion, noise_T, float(np.sign(advantage)))
+        sign = float(np.sign(advantage))
+        vectors, of_response = response_vectors(policies, ground.prompt, completion, noise_T, sign, sketch)
         rows += of_response
-        for arm, vector_P in enumerate(vectors):
-            total[arm, k // G] += advantage / G * vector_P
+        for arm, vector_K in enumerate(vectors):
+            total[arm, k // G] += advantage / G * vector_K
     wide = total.double()
     products = {"by_arm": wide @ wide.transpose(1, 2), "by_group": torch.einsum("arp,brp->rab", wide, wide)}
-    return {name: x.numpy() for name, x in products.items()}, rows
+    return {name: x.cpu().numpy() for name, x in products.items()}, rows
 
 
-def moved(start: Path, seed: int, output: Path) -> dict[str, Path]:
-    """The old policy and those some steps on. The steps have one minibatch each: on-policy all objectives are the same."""
-    plan, found = Plan("experiments/sums.toml", output, {"training.minibatches": 1}), {"old": start}
-    for name, (steps, rate) in STEPS.items():
+def moved(ground: Ground, start: str, seed: int) -> dict[str, Policy]:
+    """The old policy and those some steps on."""
+    found = {"old": start}
+    for name, (steps, rate) in ground.steps.items():
         settings = {"training.steps": steps, "training.learning_rate": rate}
-        folder = plan.run(name, OTHER_BATCHES + seed, settings, model=str(start))
-        found[name] = folder / "checkpoints" / f"step-{steps:06d}" / "model"
-    return found
+        folder = ground.plan.run(name, OTHER_BATCHES + seed, settings, model=start)
+        found[name] = str(folder / "checkpoints" / f"step-{steps:06d}" / "model")
+    config = ground.plan.config("old", seed, {"model.create": None, "model.path": start}).model
+    models = {name: config.model_copy(update={"path": path}) for name, path in found.items()}
+    return {name: load_policy(model, temperature=1.0, seed=0) for name, model in models.items()}
 
 
-def measure(seed: int, length: int, output: Path) -> None:
-    """Products of gradients, and ratios, of one policy at one length, unless they are there."""
-    from gspo.recipe import load
-
-    path = output / f"gram-{seed}-{length}.npz"
-    if path.exists():
-        return
-    folders = moved(imitated(seed, output.parent / "sums" / f"policy-{seed}"), seed, output)
-    config = load("experiments/sums.toml").model
-    policies = {name: load_policy(replace_model(config, path), temperature=1.0, seed=0) for name, path in folders.items()}
-    products, rows = gradients(policies, length, GROUPS[length], seed)
-    (output / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
-    np.savez(path, **products)
-    print(f"seed {seed}, length {length}: {GROUPS[length]} groups", flush=True)
-
-
-def replace_model(config, path: Path):
-    """The recipe's model, read from a folder."""
-    return config.model_copy(update={"create": None, "path": str(path)})
+def measure(ground: Ground, start: str, seed: int) -> None:
+    """Products of gradients, and ratios, of one policy at every length where they are not there."""
+    folder = ground.plan.folder
+    policies = moved(ground, start, seed)
+    for length, groups in ground.groups.items():
+        path = folder / f"gram-{seed}-{length}.npz"
+        if path.exists():
+            continue
+        products, rows = gradients(policies, ground, length, seed)
+        (folder / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
+        np.savez(path, **products)
+        print(f"seed {seed}, length {length}: {groups} groups", flush=True)
 
 
 def run(output: Path) -> None:
     """Every policy at every length."""
-    folder = output / "gradient_variance"
-    folder.mkdir(parents=True, exist_ok=True)
-    for length in GROUPS:
-        for seed in SEEDS:
-            measure(seed, length, folder)
-    write("gradient_variance", measured_rows(folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
+    plan = Plan("experiments/sums.toml", output / "gradient_variance", {"training.minibatches": 1})
+    ground = Ground(plan, "7+5=", STEPS, GROUPS)
+    for seed in SEEDS:
+        measure(ground, str(imitated(seed, output / "sums" / f"policy-{seed}")), seed)
+    write("gradient_variance", measured_rows(plan.folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
 
 
 def show() -> None:

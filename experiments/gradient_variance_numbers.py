@@ -82,8 +82,9 @@ def added(by_group: np.ndarray, arm: int, base: int, count: np.ndarray) -> tuple
     by_group: products of the arms' gradients, [R, arms, arms].
     """
     own, cross, other = (count @ by_group[:, i, j] for i, j in ((arm, arm), (arm, base), (base, base)))
-    factor = cross / other
-    return factor, np.maximum(own - factor * cross, 0) / (factor * cross)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a base whose every response is clipped: not a number
+        factor = cross / other
+        return factor, np.maximum(own - factor * cross, 0) / (factor * cross)
 
 
 def _ratio_rows(path: Path) -> dict[str, dict]:

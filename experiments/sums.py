@@ -20,11 +20,16 @@ def problem(numbers: random.Random) -> tuple[str, str]:
     return f"{a}+{b}=", str(a + b)
 
 
-def problems(seed: int, size: int):
-    """Rows with a first problem each."""
+def problems(seed: int, size: int, shown: int = 0):
+    """Rows with a first problem each, after `shown` that are solved."""
     numbers = random.Random(seed)
     for _ in range(size):
-        yield {"prompt": problem(numbers)[0]}
+        yield {"prompt": solved(numbers, shown) + problem(numbers)[0]}
+
+
+def solved(numbers: random.Random, count: int) -> str:
+    """So many right additions."""
+    return "".join("".join(problem(numbers)) + " " for _ in range(count))
 
 
 def stream(numbers: random.Random, length: int) -> str:

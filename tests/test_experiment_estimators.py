@@ -1,6 +1,7 @@
 """The estimators of experiments/ on cases whose answer is known."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import gradient_variance
@@ -16,6 +17,8 @@ from conftest import tiny_policy
 from gspo.objectives import OBJECTIVES, gspo, pack
 from gspo.training.packing import make_micro_batches
 from gspo.types import Completion, Trajectory
+
+WHOLE = partial(gradient_variance.Sketch, width=None)
 
 
 def once(groups):
@@ -34,6 +37,19 @@ def test_a_resample_counts_no_pair_of_a_group_with_itself():
     counts = numbers.counts(12)
     resampled = np.mean([numbers.moments(one @ one.T, counts)[1][1:].mean() for one in x[:40]])
     assert abs(resampled) < 0.4  # with such pairs counted it would be 50 / 12
+
+
+def test_a_sketch_is_linear_and_keeps_products():
+    numbers, width = torch.Generator().manual_seed(1), 4096
+    parts = [torch.randn(2, 3000, generator=numbers), torch.randn(2, 50, 40, generator=numbers)]
+    sketch = gradient_variance.Sketch([part[0] for part in parts], width)
+    a, b = (sketch(tuple(part[i] for part in parts)) for i in (0, 1))
+    torch.testing.assert_close(sketch(tuple(2 * part[0] - part[1] for part in parts)), 2 * a - b, rtol=1e-4, atol=1e-4)
+    whole = torch.cat([part.reshape(2, -1) for part in parts], 1)
+    spread = float(whole[0].norm() * whole[1].norm()) / math.sqrt(width)
+    assert abs(float(a @ b - whole[0] @ whole[1])) < 4 * spread
+    assert abs(float(a @ a - whole[0] @ whole[0])) < 4 * math.sqrt(2) * float(whole[0] @ whole[0]) / math.sqrt(width)
+    assert sketch.width == width < sketch.size == 5000
 
 
 def test_a_power_law_has_its_exponent_as_slope():
@@ -72,7 +88,7 @@ def test_vectors_of_responses_add_up_to_the_gradient_of_the_groups_loss(policy, 
         logp_T = policy.score(micro)[0]
         olds.append(logp_T.detach() + 0.2 * torch.from_numpy(rng.normal(size=t.num_trained)).float())
         c_T = gradient_variance.coefficients(logp_T, olds[-1], arm, 1.0 if t.advantage > 0 else -1.0)
-        total = total + t.advantage / len(some) * gradient_variance.Pull(logp_T, parameters)(c_T)
+        total = total + t.advantage / len(some) * gradient_variance.Pull(logp_T, parameters, WHOLE(parameters))(c_T)
     (micro,) = make_micro_batches(some, token_budget=100)
     old_T = torch.cat([olds[int(t.id)] for t in micro.trajectories])
     advantage_S = torch.tensor([t.advantage for t in micro.trajectories])
@@ -85,7 +101,8 @@ def test_vectors_of_responses_add_up_to_the_gradient_of_the_groups_loss(policy, 
 def test_a_pull_does_not_take_one_weighing_for_another(policy):
     t = Trajectory("a", "g", np.array([4, 5, 6, 7]), np.arange(4) >= 1, np.zeros(3, np.float32), 1.0)
     (micro,) = make_micro_batches([t], token_budget=100)
-    pull = gradient_variance.Pull(policy.score(micro)[0], list(policy.trainable.values()))
+    parameters = list(policy.trainable.values())
+    pull = gradient_variance.Pull(policy.score(micro)[0], parameters, WHOLE(parameters))
     first, other = pull(torch.tensor([1.0, 1.0, 1.0])), pull(torch.tensor([1.0, 1.0, 0.9]))
     torch.testing.assert_close(pull(torch.tensor([0.5, 0.5, 0.5])), first / 2)
     assert float((first - other).norm()) > 0.01 * float(first.norm())

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -277,6 +278,27 @@ def test_a_language_model_collapses_and_starts_again(script, small_language, tmp
     assert {row["rate"] for row in rows if row["what"] == "provoked"} == {1e-3}
     language.draw()
     assert "less the same settings" in capsys.readouterr().out and (tmp_path / "language_collapse.png").exists()
+
+
+def test_the_variance_of_a_language_models_gradient_is_measured_in_sketches(
+    script, small_language, tmp_path, monkeypatch, capsys
+):
+    language, common = script("language_variance"), script("common")
+    load_policy(load(EXPERIMENTS / "sums.toml").model, temperature=1.0, seed=0).save(tmp_path / "sums")
+    settings = language.SETTINGS | {"rollout.max_response_tokens": 16, "rewards": small_language["SETTINGS"]["rewards"]}
+    steps = {"near": (1, 1e-4), "far": (1, 1e-3)}
+    for key, value in {
+        "SEEDS": (0, 1), "GROUPS": {8: 8, 12: 8}, "STEPS": steps, "WIDTH": 512, "MODEL": str(tmp_path / "sums"),
+        "SETTINGS": settings, "side_by_side": small_language["side_by_side"], "EVIDENCE": tmp_path,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(language, key, value)
+    alternating = lambda policy, prompt, some: np.resize([1.0, -1.0], len(some))  # noqa: E731
+    monkeypatch.setattr(script("gradient_variance"), "advantages", alternating)
+    monkeypatch.setattr(script("gradient_variance"), "G", 2)
+    language.run(tmp_path)
+    assert {row["arm"] for row in common.read("language_variance")} == {arm.name for arm in language.ARMS}
+    language.show()
+    assert "slope_trace" in capsys.readouterr().out and (tmp_path / "language_variance.png").exists()
 
 
 def committed():
