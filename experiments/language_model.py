@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from clip_range import around_target, geometric, range_at_target
+from clip_range import geometric, range_at_target
 from common import (
     EVIDENCE,
     METHODS,
@@ -37,6 +37,7 @@ from common import (
     table,
     write,
 )
+from common import trial as calibration
 from hidden_change import FAR, mean_of, rows_of
 
 RECIPE = "recipes/smollm2.toml"
@@ -58,8 +59,8 @@ SETTINGS = {
 asked here. Layers uncompiled: compiling takes as long as a run. No checkpoints: none is started from."""
 RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
-CALIBRATED = RATES[:2]
-"""At which the range that clips 0.15 is looked for; the highest rate is one that may break."""
+SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256)}
+"""Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
 SEARCH_STEPS, STEPS = 20, 40
 ALONE_STEPS, REPETITIONS = 8, 2
 """Of the runs whose seconds are told, one after the other."""
@@ -71,12 +72,12 @@ def run(output: Path) -> None:
     """Search and calibration beside each other; then every arm at every seed; then a few steps of both objectives alone."""
     plan = Plan(RECIPE, output / "language_model", SETTINGS, model=MODEL)
     searched = [(trial, plan, name, rate, 1.0, SEARCH_SEED, SEARCH_STEPS) for name in METHODS for rate in RATES]
-    ranged = [(around_target, plan, rate, seed) for rate in CALIBRATED for seed in SEEDS]
+    ranged = [(share, plan, rate, scale, seed) for rate, scales in SCALES.items() for scale in scales for seed in SEEDS]
     found = side_by_side(call, [*searched, *ranged])
     rows = [row for some in found for row in some]
     scores = {(job[2], job[3]): score(some) for job, some in zip(searched, found, strict=False)}
     best = {name: max(RATES, key=lambda rate, name=name: scores[name, rate]) for name in METHODS}
-    rate = max(CALIBRATED, key=lambda rate: scores["gspo", rate])
+    rate = max(SCALES, key=lambda rate: scores["gspo", rate])
     wanted = [(trial, plan, "gspo", rate, 1.0, seed, STEPS) for rate in RATES for seed in SEEDS]
     wanted += [(trial, plan, "grpo", best["grpo"], 1.0, seed, STEPS) for seed in SEEDS]
     if ranges := ranges_at(rows, rate):
@@ -102,6 +103,11 @@ def trial(plan: Plan, objective: str, rate: float, scale: float, seed: int, step
     if what == "run" and scale == 1 and objective == "gspo":
         rows += [row | {"what": "hidden"} for row in rows_of(folder, {"seed": seed, "rate": rate})]
     return rows
+
+
+def share(plan: Plan, rate: float, scale: float, seed: int) -> list[dict[str, Any]]:
+    """The share that gspo clips with the authors' range times `scale`, as one row."""
+    return [{**calibration(plan, METHODS["gspo"], rate, scale, seed), "what": "range"}]
 
 
 def arm_of(objective: str, scale: float) -> str:
@@ -154,7 +160,7 @@ def draw() -> None:
             band(reward, [smooth(run, "reward/mean") for run in mine], label=f"{arm}, {best[arm]:g}", colour=colour)
             band(clipped, [smooth(run, "clip/token") for run in mine], label=arm, colour=colour)
     colours = dict(zip(RATES, ("tab:blue", "tab:orange", "tab:red"), strict=False))
-    for rate in CALIBRATED:
+    for rate in SCALES:
         for (seed,), some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "seed").items():
             points = sorted((METHODS["gspo"].high * t["scale"], t["share"]) for t in some)
             label = f"{rate:g}" if seed == SEEDS[0] else None
@@ -181,7 +187,7 @@ def best_rate(rows: Rows, arm: str) -> float:
     """The rate at which an arm is compared: its own in the search, or the one that its range was calibrated at."""
     objective = arm.split(",")[0]
     if objective != arm:
-        return next((row["rate"] for row in rows if row.get("arm") == arm), CALIBRATED[0])
+        return next((row["rate"] for row in rows if row.get("arm") == arm), RATES[0])
     found = by_run([row for row in rows if row["what"] == "search" and row["arm"] == objective], "rate")
     return max(found, key=lambda key: score(found[key]))[0]
 
@@ -190,7 +196,7 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
     """The search, the ranges, the arms and their differences to gspo, gspo at each rate, what hides, and seconds."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     print(table(METHODS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
-    for rate in CALIBRATED:
+    for rate in SCALES:
         print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
         for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():
             print(f"  x{scale[0]:.4g}: clipped {fmean(r['share'] for r in some):.3f} ({len(some)} seeds)")

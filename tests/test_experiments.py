@@ -247,15 +247,21 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
     script, small_language, tmp_path, monkeypatch, capsys
 ):
     language, common = script("language_model"), script("common")
-    more = {"SEARCH_STEPS": 3, "STEPS": 4, "ALONE_STEPS": 5, "REPETITIONS": 1, "RATES": (1e-4, 3e-4), "CALIBRATED": (1e-4,)}
-    for key, value in {**small_language, **more}.items():
+    more = {
+        "SEARCH_STEPS": 3,
+        "STEPS": 4,
+        "ALONE_STEPS": 5,
+        "REPETITIONS": 1,
+        "RATES": (1e-4, 3e-4),
+        "SCALES": {1e-4: (1, 4)},
+    }
+    for key, value in {**small_language, **more, "SCALES": {1e-4: (1, 4)}}.items():
         monkeypatch.setattr(language, key, value)
 
-    def around_target(plan, rate, seed):
-        trials = [{"scale": scale, "share": 0.3 / scale} for scale in (1.0, 4.0)]
-        return [{"what": "range", "rate": rate, "seed": seed, **trial} for trial in trials]
+    def share(plan, rate, scale, seed):
+        return [{"what": "range", "rate": rate, "seed": seed, "scale": scale, "share": 0.3 / scale}]
 
-    monkeypatch.setattr(language, "around_target", around_target)
+    monkeypatch.setattr(language, "share", share)
     language.run(tmp_path)
     rows = common.read("language_model")
     assert {row["what"] for row in rows} == {"search", "range", "run", "hidden", "seconds"}
