@@ -15,7 +15,7 @@ from .config import ColdStartConfig, Config
 from .distributed import ALONE, World
 from .environments import open_environment
 from .evaluation.evaluate import sample_and_score, summarise
-from .folder import Clock, newest_checkpoint, open_folder
+from .folder import Clock, leave_folder, newest_checkpoint, open_folder
 from .prompts import Say, load_prompts, training_and_evaluation_prompts
 from .recipe import RecipeError
 from .reporting.records import RunRecords
@@ -42,7 +42,14 @@ def cold_start(config: Config, *, resume: bool = False, world: World = ALONE) ->
     if config.cold_start is None:
         raise RecipeError("the recipe has no [cold_start] table: there is nothing to imitate")
     open_environment(config.environment).close()  # one that does not open is found now, not at the first evaluation
-    table, folder = config.cold_start, world.first(lambda: open_folder(config, resume=resume)) / "cold_start"
+    folder = world.first(lambda: open_folder(config, resume=resume))
+    try:
+        return _imitated(config, config.cold_start, folder / "cold_start", world)
+    finally:
+        leave_folder(folder)
+
+
+def _imitated(config: Config, table: ColdStartConfig, folder: Path, world: World) -> Path:
     found = world.first(lambda: newest_checkpoint(folder, resume=True, say=print))
     if found and found.state["finished"]:
         return found.model

@@ -71,7 +71,7 @@ def build(values: Mapping[str, Any], where: str = "configuration", given: Mappin
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [f"{'command line' if _holds(given or {}, key) else where}: {text}" for key, text in _sentences(error)]
+        lines = [f"{'command line' if _gave(given or {}, key, text) else where}: {text}" for key, text in _sentences(error)]
         raise RecipeError("\n".join(lines)) from None
 
 
@@ -140,6 +140,11 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any], *, free: bool = Fa
         old, nested = out.get(key), isinstance(value, Mapping)
         out[key] = _merged(old, value, free=key == "parameters") if nested and isinstance(old, Mapping) else value
     return out
+
+
+def _gave(given: Mapping[str, Any], key: str, text: str) -> bool:
+    """Whether a fault is the command line's: it gave the value, or the table in which a key is missing."""
+    return _holds(given, key.rpartition(".")[0] if text == f"{key} is missing" and "." in key else key)
 
 
 def _holds(given: Any, key: str) -> bool:

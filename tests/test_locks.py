@@ -11,6 +11,7 @@ import pytest
 from conftest import tiny_config
 
 from gspo import locks
+from gspo.cold_start import cold_start
 from gspo.folder import leave_folder, open_folder
 from gspo.recipe import RecipeError
 
@@ -59,3 +60,11 @@ def test_a_folder_that_was_left_can_be_opened_again(tmp_path):
     config = tiny_config(tmp_path)
     for _ in range(2):
         leave_folder(open_folder(config, resume=False))
+
+
+def test_a_cold_start_leaves_its_folder(tmp_path):
+    config = tiny_config(tmp_path, cold_start={"steps": 1, "batch_size": 4, "warmup_updates": 0})
+    cold_start(config)
+    file = os.open(tmp_path / config.name / ".lock", os.O_RDWR)
+    assert locks.lock(file)  # another file of this process is refused as another process is
+    os.close(file)

@@ -226,6 +226,8 @@ def test_words_that_are_no_settings_are_refused(recipe, words, sentence):
 def test_a_fault_is_laid_where_it_was_made(recipe):
     assert word_fault(recipe, "--training.steps", "many") == "command line: training.steps = 'many': must be a whole number"
     assert word_fault(recipe, "--data.task", "gcd").startswith("command line: data.task does not go with")
+    for words in (("--rollout.correction", "{}"), ("--rollout.correction.level", "token")):
+        assert "command line: rollout.correction.mode is missing" in word_fault(recipe, *words).splitlines()
     recipe.write_text(TOML.replace("steps = 3", "steps = 0"))
     assert word_fault(recipe, "--training.minibatches", "2") == "try.toml: training.steps = 0: must be greater than 0"
 
