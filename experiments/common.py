@@ -145,7 +145,7 @@ def side_by_side(work: Callable[..., Any], jobs: Iterable[tuple], at_once: int =
     with ProcessPoolExecutor(
         min(len(jobs), at_once), context, initializer=alone, initargs=(gpus.split(","), order)
     ) as pool:
-        return list(pool.map(work, *zip(*jobs, strict=True)))
+        return [future.result() for future in [pool.submit(work, *job) for job in jobs]]
 
 
 def alone(gpus: list[str], order: Any) -> None:

@@ -109,25 +109,26 @@ def coefficients(logp_T: Tensor, old_T: Tensor, arm: Arm, sign: float) -> Tensor
 
 class Sketch:
     """A linear map of P numbers to K that keeps each product of two vectors in the mean, with a standard deviation of about
-    their lengths' product over the root of K: a count sketch (Charikar, Chen and Farach-Colton, 2002). All of P where the
+    their lengths' product over the root of K: numbers in random order and with random signs, each K of them added to those
+    before. A count sketch (Charikar, Chen and Farach-Colton, 2002) with places that are used alike. All of P where the
     width is None."""
 
     def __init__(self, parameters: list[Tensor], width: int | None) -> None:
         self.size = sum(p.numel() for p in parameters)
-        self.width = width or self.size
-        self.whole = width is None
-        if not self.whole:
-            device = parameters[0].device
+        self.width, self.order_P, self.sign_P = width or self.size, None, None
+        if width is not None:
+            device, room = parameters[0].device, math.ceil(self.size / width) * width
             numbers = torch.Generator(device).manual_seed(0)
-            self.place_P = torch.randint(self.width, (self.size,), generator=numbers, device=device)
-            self.sign_P = torch.randint(2, (self.size,), generator=numbers, device=device, dtype=torch.int8) * 2 - 1
+            self.order_P = torch.randperm(room, generator=numbers, device=device)
+            self.sign_P = torch.randint(2, (room,), generator=numbers, device=device) * 2.0 - 1
 
     def __call__(self, parts: tuple[Tensor, ...]) -> Tensor:
         """float32 [K] of the parts of a gradient."""
         vector_P = torch.cat([part.flatten() for part in parts])
-        if self.whole:
+        if self.order_P is None:
             return vector_P
-        return torch.zeros(self.width, device=vector_P.device).index_add_(0, self.place_P, vector_P * self.sign_P)
+        padded_P = torch.nn.functional.pad(vector_P, (0, len(self.order_P) - self.size))
+        return (padded_P[self.order_P] * self.sign_P).view(-1, self.width).sum(0)
 
 
 class Pull:

@@ -209,6 +209,30 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
+    _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
+
+
+PUSHED = {
+    "training reward, last 20 steps": score,
+    "held-out pass@1 after": lambda rows: last(rows, "evaluation/pass@1"),
+}
+
+
+def _print_pushed(runs: dict[tuple, Rows]) -> None:
+    """Each arm where all were pushed, and with replay less without, seed by seed."""
+    places = {f"{rate:g}, {n} minibatches": (rate, n) for rate, n, _, _ in runs}
+    seeds = sorted({seed for *_, seed in runs})
+    for title, value in PUSHED.items() if runs else ():
+
+        def by_seed(arm: str, place: tuple[float, int], value: Any = value) -> list[float]:
+            return [value(runs[*place, arm, seed]) for seed in seeds]
+
+        def difference(objective: str, place: tuple[float, int]) -> str:
+            pairs = zip(by_seed(f"{objective} with replay", place), by_seed(objective, place), strict=True)
+            return shown([a - b for a, b in pairs])
+
+        print(f"pushed: {title}\n" + table(ARMS, places, lambda arm, place: shown(by_seed(arm, place))))
+        print("with replay less without\n" + table(METHODS, places, difference))
 
 
 if __name__ == "__main__":
