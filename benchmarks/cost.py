@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from growth import Verdict, exponent, grows_as, grows_linearly, line, slope_below, stays_flat
-from workload import SHAPES, Interval, as_sampled, flops_of_samples, make_model, recipe, trajectories
+from workload import SHAPES, Interval, as_sampled, flops_of_samples, make_model, parsed, positive, recipe, trajectories
 
 SECONDS_BOUND = 2.0
 """Of the cost of one more token, upper half over lower half: a line has 1, a square 4; caches and launches blur a line to
@@ -335,10 +335,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--kernels", choices=("auto", "torch", "liger", "compile"), default="auto")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--json", default="", help="file for the rows")
     parser.add_argument("--here", action="store_true", help="measure in this process (used by the script itself)")
-    return parser.parse_args(words)
+    return parsed(parser, words)
 
 
 def main(words: list[str] | None = None) -> int:

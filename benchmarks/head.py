@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from workload import Interval
+from workload import Interval, parsed, positive
 
 from gspo.training import logprobs
 from gspo.training.logprobs import linear_logprobs
@@ -147,10 +147,10 @@ def milliseconds(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in {"tokens": 16384, "width": 1024, "vocabulary": 151936, "repeats": 7}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=positive, default=value)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
+    args = parsed(parser)
     case = Case(args)
     sizes = f"{args.tokens} tokens, width {args.width}, vocabulary {args.vocabulary}, {args.dtype}"
     where = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"

@@ -32,6 +32,8 @@ from workload import (
     as_sampled,
     best_rate,
     make_model,
+    parsed,
+    positive,
     recipe,
     response_lengths,
     trajectories,
@@ -97,18 +99,18 @@ def started(args: argparse.Namespace, ranks: int, model: Path, folder: Path) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a folder of a language model")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--ranks", nargs="+", type=positive, default=[1, 2, 4])
     parser.add_argument("--lengths", choices=LENGTHS, default="W1")
     parser.add_argument("--dtype", choices=tuple(TOLERANCE), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--kernels", choices=("auto", "torch", "liger", "compile"), default="auto")
-    parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens")
+    parser.add_argument("--micro", type=positive, default=18432, help="training.micro_batch_tokens")
     for name, value in {"repeats": 5, "responses": 128, "prompt": 128, "minibatches": 4, "shrink": 1}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=positive, default=value)
     parser.add_argument("--tolerance", type=float, help="of the gradient norm; by --dtype")
     parser.add_argument("--json", default="", help=argparse.SUPPRESS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.child:
         measure(args)
         return 0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from workload import SHAPES, make_model
+from workload import SHAPES, make_model, parsed, positive
 
 from gspo.config import Config, ModelConfig
 from gspo.training.optimizer import Optimizer
@@ -77,12 +77,14 @@ def once(policy: Policy, optimizer: Optimizer, config: Config, samples: list[Tra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"{', '.join(SHAPES)}, or a folder of a language model")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 1024, 4096], help="tokens of a prompt")
-    parser.add_argument("--response", type=int, default=512, help="tokens of a response")
-    parser.add_argument("--tokens", type=int, default=65536, help="tokens of a row without sharing, about")
-    parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens, without sharing")
+    parser.add_argument("--prompts", type=positive, nargs="+", default=[128, 1024, 4096], help="tokens of a prompt")
+    parser.add_argument("--response", type=positive, default=512, help="tokens of a response")
+    parser.add_argument("--tokens", type=positive, default=65536, help="tokens of a row without sharing, about")
+    parser.add_argument("--micro", type=positive, default=18432, help="training.micro_batch_tokens, without sharing")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    args = parser.parse_args()
+    args = parsed(parser)
+    if args.micro < (longest := max(args.prompts) + args.response):
+        parser.error(f"--micro {args.micro}: a sequence of {longest} tokens does not fit")
     with tempfile.TemporaryDirectory() as name:
         made = args.model in SHAPES
         path = make_model(Path(name), SHAPES[args.model], args.dtype, "cpu") if made else args.model

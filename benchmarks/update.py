@@ -33,7 +33,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from sides import Child, Failed, Ours, OursSettings, Side, Task, Theirs, TheirSettings
-from workload import LENGTHS, SHAPES, best_rate, make_model
+from workload import LENGTHS, SHAPES, best_rate, make_model, parsed, positive
 
 KERNELS = ("auto", "torch", "liger", "compile")
 CHOICES = {"checkpointing": ("none", "selective", "full"), "moments": ("float32", "8bit")}
@@ -242,7 +242,7 @@ def table_rows(measured: dict[str, list[Row]], labels: dict[str, str], lengths: 
 
 def about(args: argparse.Namespace) -> str:
     """Machine and versions, in a line."""
-    names = ("gspo", "trl", "liger-kernel", "transformers", "torch")
+    names = ("gspo", "trl", "liger-kernel", "flash-attn-4", "transformers", "torch")
     found = []
     for name in names:
         try:
@@ -294,10 +294,12 @@ def parse(words: list[str] | None = None, command: Command = Command()) -> argpa
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["auto"], help="ours, one comparison each")
     whose = {"choices": command.old, "default": list(command.chosen)}
     parser.add_argument("--old", nargs="+", **whose, help="whose old log-probabilities, ours alone")
-    parser.add_argument("--micro", type=int, default=18432, help="training.micro_batch_tokens")
+    parser.add_argument("--micro", type=positive, default=18432, help="training.micro_batch_tokens")
     for name in ("checkpointing", "moments"):
         parser.add_argument(f"--{name}", choices=CHOICES[name], default=CHOICES[name][0], help="ours")
-    parser.add_argument("--trl-micro", nargs="+", type=int, default=[8, 16, 32], help="sequences a micro-batch, to try")
+    parser.add_argument(
+        "--trl-micro", nargs="+", type=positive, default=[8, 16, 32], help="sequences a micro-batch, to try"
+    )
     parser.add_argument("--trl-weights", default="", help="precision of TRL's weights and moments; that of --dtype")
     parser.add_argument("--no-liger", action="store_true", help="TRL without Liger's kernels")
     parser.add_argument("--head", choices=("same", "float32"), default="same")
@@ -305,15 +307,20 @@ def parse(words: list[str] | None = None, command: Command = Command()) -> argpa
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--apart", action="store_true", help="do not even try to hold both sides at once")
     for name, value in {"repeats": 5, "responses": 128, "group": 8, "prompt": 128, "minibatches": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--shrink", type=int, default=1, help="divides the lengths of prompts and responses")
-    parser.add_argument("--threads", type=int, default=1, help="of each side; with one, seconds on a CPU are CPU seconds")
+        parser.add_argument(f"--{name}", type=positive, default=value)
+    parser.add_argument("--shrink", type=positive, default=1, help="divides the lengths of prompts and responses")
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of each side; with one, seconds on a CPU are CPU seconds"
+    )
     parser.add_argument("--profile", default="", help="folder for a table of kernels a side, after the timing")
     parser.add_argument("--json", default="", help="file for every measured update")
     command.options(parser)
-    args = parser.parse_args(words)
+    args = parsed(parser, words)
+    for name in ("group", "minibatches"):
+        if args.responses % getattr(args, name):
+            parser.error(f"--responses {args.responses} is not a multiple of --{name} {getattr(args, name)}")
     args.trl_micro = sorted({min(m, args.responses // args.minibatches) for m in args.trl_micro})
-    for micro in args.trl_micro:
+    for micro in args.trl_micro if args.against == "trl" else ():
         if args.responses % (micro * args.minibatches):
             parser.error(f"{args.responses} responses are not a multiple of {args.minibatches} minibatches x {micro}")
     if args.against == "trl" and args.dtype == "float16":

@@ -5,6 +5,8 @@ Not covered: real weights and real text. Speed does not depend on them, except t
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +35,28 @@ SHAPES: dict[str, dict[str, int]] = {
 LENGTHS = ("W1", "W2")
 DATA_SHEET = 989e12
 """FLOP/s of dense bfloat16 products on the data sheet of an H100 and an H200 (SXM)."""
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more, from the command line."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of 1 or more")
+    return int(text)
+
+
+def parsed(parser: argparse.ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
+    """The command line, which ends with a sentence for a model, a GPU or a package that is not there."""
+    args = parser.parse_args(words)
+    given = vars(args)
+    if "model" in given and args.model not in SHAPES and not Path(args.model).is_dir():
+        parser.error(f"{args.model}: neither one of {', '.join(SHAPES)} nor a folder of a language model")
+    if given.get("device") == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here: use --device cpu")
+    if given.get("device") == "cpu" and "liger" in given.get("kernels", ()):
+        parser.error("--kernels liger needs a GPU")
+    if given.get("moments") == "8bit" and importlib.util.find_spec("torchao") is None:
+        parser.error("--moments 8bit needs the package torchao: pip install 'gspo[torchao]'")
+    return args
 
 
 def make_model(folder: Path, shape: dict[str, int], dtype: str, device: str) -> Path:

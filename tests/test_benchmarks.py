@@ -11,6 +11,7 @@ import growth
 import numpy as np
 import pytest
 import sides
+import torch  # noqa: F401  a condition below names it
 import update
 import workload
 from conftest import BENCHMARKS
@@ -53,6 +54,32 @@ args = cost.parse(["--small", "--curves", "vocabulary", "--device", "cpu", "--re
 rows = cost.measure_here(args, cost.SMALL)
 sys.exit(0 if cost.report("vocabulary", rows["vocabulary"], cost.SMALL, "cpu") else 1)
 """
+
+
+# ---- what they are asked ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        ("update", "0.7B", "0.7B: neither one of 0.6B, 1.7B, 4B, tiny nor a folder"),
+        ("update", "tiny --minibatches 0", "--minibatches: 0: must be a whole number of 1 or more"),
+        ("update", "tiny --device cpu --responses 20", "--responses 20 is not a multiple of --group 8"),
+        ("update", "tiny --device cpu --responses 128 --trl-micro 5", "not a multiple of 4 minibatches x 5"),
+        ("update", "tiny --device cpu --kernels liger", "--kernels liger needs a GPU"),
+        ("cost", "--repeats 0", "--repeats: 0: must be"),
+        pytest.param("cost", "--device cuda", "torch sees no GPU", marks=pytest.mark.skipif("torch.cuda.is_available()")),
+    ],
+)
+def test_a_command_line_that_cannot_be_measured_ends_in_a_sentence(script, words, said, capsys):
+    with pytest.raises(SystemExit):
+        {"update": update, "cost": cost}[script].parse(words.split())
+    assert said in capsys.readouterr().err
+
+
+def test_a_micro_batch_of_the_peer_asks_nothing_where_it_does_not_run():
+    words = "tiny --device cpu --against none --responses 40 --minibatches 5 --trl-micro 3"
+    assert update.parse(words.split()).responses == 40
 
 
 # ---- criteria ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import sampled, tiny_model, tiny_policy
 
+from gspo.config import ModelConfig
 from gspo.training.kernels import KernelError, compile_layers, uncompiled, use_liger
 from gspo.training.packing import make_micro_batches
 from gspo.training.policy import ModelError, load_policy
@@ -138,3 +139,52 @@ def test_a_cpu_runs_the_layers_as_they_are_written_unless_told(monkeypatch):
     monkeypatch.setattr("gspo.training.policy.compile_layers", lambda backbone: pytest.fail("compiled"))
 
     tiny_policy()
+
+
+def saved(model, tokenizer, folder):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ModelConfig(path=str(folder), device="cpu")
+
+
+def shape(tokenizer):
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+    return {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "max_position_embeddings": 512, **small, **ends}
+
+
+def test_a_window_as_long_as_the_longest_sequence_hides_nothing(tmp_path):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    tokenizer = tiny_policy().tokenizer
+    for window, fits in ((511, False), (512, True)):
+        model = MistralForCausalLM(MistralConfig(**shape(tokenizer), sliding_window=window))
+        config = saved(model, tokenizer, tmp_path / str(window))
+        if fits:
+            sampled(load_policy(config, temperature=1.0, seed=0), [3, 5])
+        else:
+            with pytest.raises(ModelError, match="sliding window of 511"):
+                load_policy(config, temperature=1.0, seed=0)
+
+
+def test_attention_that_caps_its_logits_is_refused_at_loading(tmp_path):
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer = tiny_policy().tokenizer
+    own = {"layer_types": ["full_attention"] * 2, "sliding_window": 4096, "final_logit_softcapping": None}
+    model = Gemma2ForCausalLM(Gemma2Config(**shape(tokenizer), **own))
+    with pytest.raises(ModelError, match="attention with softcap is not handled"):
+        load_policy(saved(model, tokenizer, tmp_path), temperature=1.0, seed=0)
+
+
+def test_layers_that_torch_cannot_compile_end_in_a_sentence(monkeypatch):
+    def broken(*args, **kwargs):
+        raise torch._dynamo.exc.InternalTorchDynamoError("InvalidCxxCompiler: no g++\nand much more")
+
+    def without_compiler(backbone):
+        backbone.layers[0].forward = broken
+
+    monkeypatch.setattr("gspo.training.policy.compile_layers", without_compiler)
+    told = r'torch cannot compile its layers \(InvalidCxxCompiler: no g\+\+\): .*or set model.kernels = "torch"'
+    with pytest.raises(ModelError, match=told):
+        load_policy(tiny_model().model_copy(update={"kernels": "compile"}), temperature=1.0, seed=0)

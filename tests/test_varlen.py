@@ -92,21 +92,31 @@ def test_a_compiled_graph_takes_it_in_whole_and_serves_every_number_of_segments(
 # ---- the choice of kernels --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("capability", "used"), [((9, 0), True), ((10, 0), True), ((8, 0), False), ((12, 0), False)])
-def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capability, used, monkeypatch):
-    def named(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
-        return cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+@pytest.fixture
+def flash_attention(monkeypatch):
+    """Stand-ins for the package's functions, on a GPU that it is made for."""
 
-    def fwd(q, k, v, *, softmax_scale, causal, return_lse, **names):
-        return *forward(q, k, v, named(**names), causal=causal, scale=softmax_scale), None, None, None
+    def fwd(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, return_lse):
+        runs = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        return *forward(q, k, v, runs, causal=causal, scale=softmax_scale), None, None, None
 
-    def bwd(q, k, v, out, dout, lse, softmax_scale, causal, **names):
-        return backward(dout, q, k, v, out, lse, named(**names), causal=causal, scale=softmax_scale)
+    def bwd(
+        q, k, v, out, dout, lse, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    ):  # fmt: skip
+        runs = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        return backward(dout, q, k, v, out, lse, runs, causal=causal, scale=softmax_scale)
 
     modules = {name: types.ModuleType(name) for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")}
     modules["flash_attn.cute.interface"].__dict__.update(_flash_attn_fwd=fwd, _flash_attn_bwd=bwd)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("importlib.metadata.version", {"flash-attn-4": "4.0.0"}.__getitem__)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (9, 0))
+    return modules["flash_attn.cute.interface"]
+
+
+@pytest.mark.parametrize(("capability", "used"), [((9, 0), True), ((10, 0), True), ((8, 0), False), ((12, 0), False)])
+def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capability, used, flash_attention, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: capability)
     found = varlen.flash_attention.__wrapped__(0)
     assert (found is not None) == used
@@ -119,28 +129,28 @@ def test_flash_attention_is_used_where_it_is_installed_and_made_for_the_gpu(capa
         torch.testing.assert_close((out, norm), wanted)
         grads = found.backward(out, query, key, key, out, norm, (starts, starts, 5, 5), **options)
         torch.testing.assert_close(grads, backward(out, query, key, key, *wanted, (starts, starts, 5, 5), **options))
-    del modules["flash_attn.cute.interface"]._flash_attn_bwd
-    if used:
-        with pytest.raises(KernelError, match="_flash_attn_bwd"):
-            varlen.flash_attention.__wrapped__(0)
-    monkeypatch.delitem(sys.modules, "flash_attn.cute.interface")
-    monkeypatch.delitem(sys.modules, "flash_attn.cute")
-    assert varlen.flash_attention.__wrapped__(0) is None
 
 
-def test_flash_attention_that_is_installed_without_what_it_needs_is_refused(tmp_path, monkeypatch):
+def test_flash_attention_of_another_age_is_refused(flash_attention, monkeypatch):
+    monkeypatch.setattr(flash_attention, "_flash_attn_bwd", lambda q, k, v, out, dout, lse: None)
+    with pytest.raises(KernelError, match=r"flash-attn-4 4\.0\.0 is installed .*takes no cu_seqlens_k"):
+        varlen.flash_attention.__wrapped__(0)
+    monkeypatch.delattr(flash_attention, "_flash_attn_bwd")
+    with pytest.raises(KernelError, match="_flash_attn_bwd"):
+        varlen.flash_attention.__wrapped__(0)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_flash_attention_without_what_it_needs_is_refused_where_it_is_installed(tmp_path, monkeypatch, installed):
+    """flash-attn 2 brings a folder of the same name, which needs what it does not."""
     package = tmp_path / "flash_attn" / "cute"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import no_such_compiler")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (9, 0))
-    with pytest.raises(KernelError, match=r"flash-attn-4 is installed but cannot be used .*no_such_compiler.*uninstall it"):
+    if not installed:
+        assert varlen.flash_attention.__wrapped__(0) is None
+        return
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.0.0b1")
+    with pytest.raises(KernelError, match=r"flash-attn-4 4.0.0b1 is installed but .*no_such_compiler.*uninstall it"):
         varlen.flash_attention.__wrapped__(0)
-
-
-@pytest.mark.parametrize("shape", [[(5, None), (3, None)], [(4, None), (3, 0), (2, 0), (5, None)]])
-def test_the_operation_keeps_torchs_rules_for_operations(shape, stand_ins):
-    layout, total = Layout.of([Segment(*s) for s in shape]), sum(n for n, _ in shape)
-    rows = [torch.randn(total, h, 8, requires_grad=True) for h in (4, 2, 2)]
-    inputs = (*rows, layout.start_S1, layout.query_start_F1, layout.key_start_F1, layout.sizes, 0.3)
-    torch.library.opcheck(varlen.segment_attention, inputs)

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from .kernels import KernelError
 from .varlen import has_kernels, segment_attention
 
 NAME = "gspo_packed"
@@ -179,11 +180,15 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention within the segments of a packed row, [1, heads, N, D] -> [1, N, heads, D].
 
-    Without a layout (generation, plain calls) it is transformers' own scaled dot product attention.
+    Without a layout (generation, plain calls) it is transformers' own scaled dot product attention. Raises KernelError for
+    what no way of computing it here knows; a sliding window as long as the model's longest sequence hides nothing.
     """
-    for name in ("softcap", "s_aux", "sliding_window"):
+    window = kwargs.pop("sliding_window", None)
+    if window is not None and window < module.config.max_position_embeddings:  # pyright: ignore
+        raise KernelError("attention with sliding_window is not handled: choose a model without it")
+    for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"attention with {name} is not handled: choose a model without it")
+            raise KernelError(f"attention with {name} is not handled: choose a model without it")
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     rows = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]

@@ -49,18 +49,18 @@ def compile_layers(backbone: nn.Module) -> None:
 
     Raises KernelError where the model keeps its layers elsewhere than transformers' decoders do.
     """
-    for layer in _layers(backbone, 'model.kernels = "compile"'):
+    for layer in _layers(backbone, 'model.kernels = "compile"', "torch"):
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def checkpoint_layers(backbone: nn.Module, kind: str) -> None:
     """Recompute activations in the backward pass (Chen et al., arXiv:1604.06174): of whole layers ("full"), or of their
-    feed-forward blocks, which hold about half ("selective"). After compile_layers: a compiled layer is recomputed compiled.
+    feed-forward blocks, which hold about a third ("selective"). After compile_layers: a compiled layer is recomputed so.
 
     Raises KernelError where the model keeps layers or blocks elsewhere than transformers' decoders do.
     """
     setting = f'model.checkpointing = "{kind}"'
-    for layer in _layers(backbone, setting):
+    for layer in _layers(backbone, setting, "none"):
         block = layer if kind == "full" else getattr(layer, "mlp", None)
         if block is None:
             raise KernelError(f'{setting}: {type(layer).__name__} has no block named mlp: use "full" or "none"')
@@ -88,10 +88,10 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def _layers(backbone: nn.Module, setting: str) -> nn.ModuleList:
+def _layers(backbone: nn.Module, setting: str, instead: str) -> nn.ModuleList:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise KernelError(f'{setting}: {type(backbone).__name__} has no list of layers: use "torch", and no checkpointing')
+        raise KernelError(f'{setting}: {type(backbone).__name__} has no list of layers: use "{instead}"')
     return layers
 
 

@@ -373,10 +373,15 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
             checkpoint_layers(policy.backbone, checkpointing)
         if policy.device.type == "cuda":
             flash_attention(policy.head.device.index)  # said now what the first layer would trip over
+        layout = Layout.of([Segment(length), Segment(length)], policy.device)
+        hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
     except KernelError as error:
         raise ModelError(str(error)) from error
-    layout = Layout.of([Segment(length), Segment(length)], policy.device)
-    hidden = policy.hidden(ids.reshape(1, -1), positions.reshape(1, -1), layout=layout)[0]
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        why = f"{type(policy.model).__name__}: torch cannot compile its layers ({str(error).strip().splitlines()[0]})"
+        raise ModelError(f'{why}: install a C++ compiler (g++) if there is none, or set model.kernels = "torch"') from error
     if routing is not None:
         routing.replay(None)
     difference = float(((hidden @ policy.head.T).float() - plain).norm() / plain.norm())

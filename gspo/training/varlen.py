@@ -12,6 +12,8 @@ N packed tokens, h heads, D width of a head, S segments, F shared prompts.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +27,12 @@ HEAD_DIM = 256
 
 FLASH_HEAD_DIM = 128
 """Widest head for which FlashAttention-4 is used: wider ones it takes on some of its GPUs only."""
+
+FLASH = "flash-attn-4"
+"""The package."""
+
+RUNS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+"""What its kernels call the four parts of `Runs`."""
 
 FLASH_GPUS = (9, 10)
 """Major compute capabilities that it is made for: Hopper and Blackwell for servers."""
@@ -178,22 +186,31 @@ def _torch_backward(
 @functools.cache
 def flash_attention(gpu: int | None) -> Kernels | None:
     """FlashAttention-4's kernels, where the package is installed and made for this GPU. Raises KernelError where it is
-    installed and lacks what it needs, or has them under other names."""
+    installed and lacks what it needs, or has them under other names.
+
+    The package is asked for by its name: flash-attn 2 has a folder of that one's, of another age, in the same place.
+    """
     if gpu is None or torch.cuda.get_device_capability(gpu)[0] not in FLASH_GPUS:
+        return None
+    try:
+        version = importlib.metadata.version(FLASH)
+    except importlib.metadata.PackageNotFoundError:
         return None
     try:
         from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
             _flash_attn_bwd,
             _flash_attn_fwd,
         )
+
+        for kernel in (_flash_attn_fwd, _flash_attn_bwd):
+            if lacking := set(RUNS) - set(inspect.signature(kernel).parameters):
+                raise ImportError(f"{kernel.__name__} takes no {min(lacking)}")
     except ImportError as error:
-        if error.name in ("flash_attn", "flash_attn.cute"):
-            return None
-        wanted = f"flash-attn-4 is installed but cannot be used ({error}): mend it, or uninstall it"
+        wanted = f"{FLASH} {version} is installed but cannot be used ({error}): pip install 'gspo[flash]', or uninstall it"
         raise KernelError(wanted) from error
 
     def names(runs: Runs) -> dict[str, Any]:
-        return dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), runs, strict=True))
+        return dict(zip(RUNS, runs, strict=True))
 
     def forward(*inputs: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         *tensors, runs = inputs
