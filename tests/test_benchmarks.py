@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import cost
 import growth
@@ -80,6 +81,27 @@ def test_a_command_line_that_cannot_be_measured_ends_in_a_sentence(script, words
 def test_a_micro_batch_of_the_peer_asks_nothing_where_it_does_not_run():
     words = "tiny --device cpu --against none --responses 40 --minibatches 5 --trl-micro 3"
     assert update.parse(words.split()).responses == 40
+
+
+# ---- that they run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ("head.py --device cpu --dtype float32 --tokens 64 --width 32 --vocabulary 500 --repeats 1", 2),
+        ("shared_prompts.py tiny --dtype float32 --prompts 16 32 --response 8 --tokens 512 --micro 64", 2),
+        ("ranks.py tiny --device cpu --dtype float32 --ranks 1 2 --shrink 16 --responses 16 --repeats 1 --micro 1024", 2),
+    ],
+    ids=lambda value: str(value).split()[0],
+)
+def test_a_command_of_the_documents_prints_its_table(words, rows):
+    script, *options = words.split()
+    command = [sys.executable, str(Path(BENCHMARKS) / script), *options]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert found.returncode == 0, found.stdout + found.stderr
+    measured = [line for line in found.stdout.splitlines() if re.match(r"\| \S.*\d\.\d", line)]
+    assert len(measured) >= rows, found.stdout
 
 
 # ---- criteria ---------------------------------------------------------------------------------------------
