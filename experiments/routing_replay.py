@@ -83,8 +83,13 @@ def run(output: Path) -> None:
     for rate, minibatches in BOUNDARY:
         for seed in SEEDS:
             for arm in ARMS:
-                rows += [row | {"what": "pushed"} for row in trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS)]
+                rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS))
             write("routing_replay", rows)
+
+
+def pushed(rows: Rows) -> list[dict[str, Any]]:
+    """Rows of a run that was pushed: without lists by layer or minibatch, which those at the arms' own rates have."""
+    return [{k: v for k, v in row.items() if not isinstance(v, list)} | {"what": "pushed"} for row in rows]
 
 
 def trial(
@@ -212,6 +217,9 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
     _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
 
 
+DIFFERENCES = (
+    "gspo with replay less gspo", "grpo with replay less grpo", "gspo less grpo", "gspo with replay less grpo with replay",
+)  # fmt: skip
 PUSHED = {
     "training reward, last 20 steps": score,
     "held-out pass@1 after": lambda rows: last(rows, "evaluation/pass@1"),
@@ -227,12 +235,12 @@ def _print_pushed(runs: dict[tuple, Rows]) -> None:
         def by_seed(arm: str, place: tuple[float, int], value: Any = value) -> list[float]:
             return [value(runs[*place, arm, seed]) for seed in seeds]
 
-        def difference(objective: str, place: tuple[float, int]) -> str:
-            pairs = zip(by_seed(f"{objective} with replay", place), by_seed(objective, place), strict=True)
-            return shown([a - b for a, b in pairs])
+        def difference(pair: str, place: tuple[float, int]) -> str:
+            more, less = (by_seed(arm, place) for arm in pair.split(" less "))
+            return shown([a - b for a, b in zip(more, less, strict=True)])
 
         print(f"pushed: {title}\n" + table(ARMS, places, lambda arm, place: shown(by_seed(arm, place))))
-        print("with replay less without\n" + table(METHODS, places, difference))
+        print(table(DIFFERENCES, places, difference))
 
 
 if __name__ == "__main__":
