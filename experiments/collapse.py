@@ -79,8 +79,8 @@ def settings(rate: float, clip: float, steps: int) -> Settings:
     return {**METHODS["gspo"].settings(rate, clip), "training.schedule": "constant", "training.steps": steps}
 
 
-def provoke(plan: Plan, rate: float, seed: int, steps: int, every: int) -> Path:
-    """A run at a high rate that keeps all its checkpoints."""
+def provoke(plan: Plan, rate: float, seed: int, steps: int, every: int | None) -> Path:
+    """A run at a high rate that keeps all its checkpoints, of which there are none without `every`."""
     kept = {"checkpoint.every": every, "checkpoint.keep": steps, "evaluation.every": 10}
     return plan.run(f"provoke-lr{rate:g}", seed, {**settings(rate, 1, steps), **kept})
 

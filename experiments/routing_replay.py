@@ -60,6 +60,10 @@ MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
 """Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
 BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
+RANGES = {"gspo": 64.0, "grpo": 1 / 64}
+"""Factors on the authors' clip ranges at which both are pushed again, at APART: gspo's then drops less, grpo's more."""
+APART = (3e-4, 8)
+"""Learning rate and minibatches at which the two were apart."""
 MOE = (
     "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
     "moe/replay_s",
@@ -85,26 +89,40 @@ def run(output: Path) -> None:
             for arm in ARMS:
                 rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS))
             write("routing_replay", rows)
+    for seed in SEEDS:
+        for arm, scale in RANGES.items():
+            rate, minibatches = APART
+            rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS, scale=scale), scale=scale)
+    write("routing_replay", rows)
 
 
-def pushed(rows: Rows) -> list[dict[str, Any]]:
+def pushed(rows: Rows, **labels: Any) -> list[dict[str, Any]]:
     """Rows of a run that was pushed: without lists by layer or minibatch, which those at the arms' own rates have."""
-    return [{k: v for k, v in row.items() if not isinstance(v, list)} | {"what": "pushed"} for row in rows]
+    what = {"what": "ranges" if labels else "pushed", **labels}
+    return [{k: v for k, v in row.items() if not isinstance(v, list)} | what for row in rows]
 
 
 def trial(
-    plan: Plan, arm: str, seed: int, rate: float, minibatches: int, steps: int, model: str | None = None
+    plan: Plan,
+    arm: str,
+    seed: int,
+    rate: float,
+    minibatches: int,
+    steps: int,
+    model: str | None = None,
+    scale: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """The rows of one run, from the seed's cold start or from `model`."""
+    """The rows of one run, from the seed's cold start or from `model`, with the authors' clip range times `scale`."""
     objective, replay = ARMS[arm]
     settings = {
-        **METHODS[objective].settings(rate, 1.0),
+        **METHODS[objective].settings(rate, scale),
         **SCORED,
         "training.replay": replay,
         "training.minibatches": minibatches,
         "training.steps": steps,
     }
-    folder = plan.run(f"{objective}-{replay}-lr{rate:g}-n{minibatches}", seed, settings, model=model)
+    name = f"{objective}-{replay}-lr{rate:g}-n{minibatches}" + (f"-x{scale:.4g}" if scale != 1 else "")
+    folder = plan.run(name, seed, settings, model=model)
     labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
     kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
     return [a | experts(b) for a, b in zip(kept, metrics(folder), strict=True)]
@@ -214,6 +232,8 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
+    if any(row["what"] == "ranges" for row in rows):
+        _print_ranges(rows)
     _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
 
 
@@ -241,6 +261,19 @@ def _print_pushed(runs: dict[tuple, Rows]) -> None:
 
         print(f"pushed: {title}\n" + table(ARMS, places, lambda arm, place: shown(by_seed(arm, place))))
         print(table(DIFFERENCES, places, difference))
+
+
+def _print_ranges(rows: Rows) -> None:
+    """Both objectives where they were apart, with the authors' ranges and with others."""
+    rate, minibatches = APART
+    own = [row for row in rows if row["what"] == "pushed" and (row["rate"], row["minibatches"]) == (rate, minibatches)]
+    runs = by_run(
+        [{"scale": 1.0, **row} for row in (*own, *(r for r in rows if r["what"] == "ranges"))], "arm", "scale", "seed"
+    )
+    lines = {f"{arm}, x{scale:.4g}": (arm, scale) for arm, other in RANGES.items() for scale in (1.0, other)}
+    columns = PUSHED | {key: value for key, value in COLUMNS.items() if "clipped" in key}
+    columns["mean size of a step's ratios, sd of s"] = lambda run: mean(run, "ratio/sequence_std")
+    print(table(lines, columns, lambda name, value: shown([value(runs[*lines[name], seed]) for seed in SEEDS])))
 
 
 if __name__ == "__main__":
