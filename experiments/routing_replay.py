@@ -272,7 +272,7 @@ def _print_ranges(rows: Rows) -> None:
     )
     lines = {f"{arm}, x{scale:.4g}": (arm, scale) for arm, other in RANGES.items() for scale in (1.0, other)}
     columns = PUSHED | {key: value for key, value in COLUMNS.items() if "clipped" in key}
-    columns["mean size of a step's ratios, sd of s"] = lambda run: mean(run, "ratio/sequence_std")
+    columns["sd of s"] = lambda run: mean(run, "ratio/sequence_std")
     print(table(lines, columns, lambda name, value: shown([value(runs[*lines[name], seed]) for seed in SEEDS])))
 
 
