@@ -175,10 +175,11 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> No
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
     minibatches = [n for n in minibatches if any(n == number for number, _, _ in runs)]
     fewest, most = minibatches[0], minibatches[-1]
-    figure = Figure(figsize=(10, 6.6), layout="constrained")
-    (paper, pushed), (layers, flips) = figure.subplots(2, 2)
+    apart = [row for row in rows if row["what"] in ("pushed", "ranges") and (row["rate"], row["minibatches"]) == APART]
+    figure = Figure(figsize=(10, 9.9 if apart else 6.6), layout="constrained")
+    (paper, more), (layers, flips), *below = figure.subplots(3 if apart else 2, 2)
     for arm, colour in COLOURS.items():
-        for axis, number in ((paper, fewest), (pushed, most)):
+        for axis, number in ((paper, fewest), (more, most)):
             if mine := [run for (n, other, _), run in runs.items() if (n, other) == (number, arm)]:
                 band(axis, [smooth(run, "reward/mean") for run in mine], label=arm, colour=colour)
         mine = [run for (n, other, _), run in runs.items() if (n, other) == (fewest, arm)]
@@ -187,16 +188,38 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> No
             band(layers, [list(enumerate(flip, 1)) for flip in per_layer], label=arm, colour=colour)
         band(flips, [smooth(run, "moe/tokens_flipped") for run in mine], label=arm, colour=colour)
     paper.set(xlabel="step", ylabel="training reward", title=f"{fewest} minibatches: mean and range of seeds")
-    pushed.set(xlabel="step", ylabel="training reward", title=f"{most} minibatches")
+    more.set(xlabel="step", ylabel="training reward", title=f"{most} minibatches")
     if fewest == most:
-        pushed.clear()
-        _draw_search(pushed, rows, rates)
+        more.clear()
+        _draw_search(more, rows, rates)
     layers.set(xlabel="layer", ylabel="choices flipped", title="in the last minibatch, by layer, without replay")
     flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the last minibatch")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
+    if apart:
+        _draw_apart(*below[0], apart)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, rates, minibatches)
+
+
+def _draw_apart(own: Any, others: Any, rows: Rows) -> None:
+    """All arms where gspo and grpo were apart; beside them both without replay, with the other ranges too."""
+    rate, minibatches = APART
+    found = by_run([{"scale": 1.0, **row} for row in rows], "arm", "scale", "seed")
+    runs: dict[tuple, list] = {}
+    for (arm, scale, _), run in found.items():
+        runs.setdefault((arm, scale), []).append(smooth(run, "reward/mean"))
+    for (arm, scale), curves in runs.items():
+        if scale == 1:
+            band(own, curves, label=arm, colour=COLOURS[arm])
+        if "replay" not in arm:
+            shade = COLOURS[arm] if scale == 1 else COLOURS[f"{arm} with replay"]
+            band(others, curves, label=f"{arm}, range x{scale:.4g}", colour=shade)
+    own.set(xlabel="step", ylabel="training reward", title=f"pushed: {rate:g}, {minibatches} minibatches")
+    others.set(xlabel="step", ylabel="training reward", title="the same without replay, other clip ranges")
+    for axis in (own, others):
+        axis.set_ylim(bottom=0)
+        axis.legend(frameon=False, fontsize=8, loc="lower left")
 
 
 def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
