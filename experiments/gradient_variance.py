@@ -111,24 +111,24 @@ class Sketch:
     """A linear map of P numbers to K that keeps each product of two vectors in the mean, with a standard deviation of about
     their lengths' product over the root of K: numbers in random order and with random signs, each K of them added to those
     before. A count sketch (Charikar, Chen and Farach-Colton, 2002) with places that are used alike. All of P where the
-    width is None."""
+    width is None. Q: P rounded up to a multiple of K."""
 
     def __init__(self, parameters: list[Tensor], width: int | None) -> None:
         self.size = sum(p.numel() for p in parameters)
-        self.width, self.order_P, self.sign_P = width or self.size, None, None
+        self.width, self.order_Q, self.sign_Q = width or self.size, None, None
         if width is not None:
             device, room = parameters[0].device, math.ceil(self.size / width) * width
             numbers = torch.Generator(device).manual_seed(0)
-            self.order_P = torch.randperm(room, generator=numbers, device=device)
-            self.sign_P = torch.randint(2, (room,), generator=numbers, device=device) * 2.0 - 1
+            self.order_Q = torch.randperm(room, generator=numbers, device=device)
+            self.sign_Q = torch.randint(2, (room,), generator=numbers, device=device) * 2.0 - 1
 
     def __call__(self, parts: tuple[Tensor, ...]) -> Tensor:
         """float32 [K] of the parts of a gradient."""
         vector_P = torch.cat([part.flatten() for part in parts])
-        if self.order_P is None:
+        if self.order_Q is None:
             return vector_P
-        padded_P = torch.nn.functional.pad(vector_P, (0, len(self.order_P) - self.size))
-        return (padded_P[self.order_P] * self.sign_P).view(-1, self.width).sum(0)
+        padded_Q = torch.nn.functional.pad(vector_P, (0, len(self.order_Q) - self.size))
+        return (padded_Q[self.order_Q] * self.sign_Q).view(-1, self.width).sum(0)
 
 
 class Pull:

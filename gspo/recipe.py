@@ -71,7 +71,7 @@ def build(values: Mapping[str, Any], where: str = "configuration", given: Mappin
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [f"{'command line' if _gave(given or {}, key, text) else where}: {text}" for key, text in _sentences(error)]
+        lines = [f"{'command line' if _holds(given or {}, key) else where}: {text}" for key, text in _sentences(error)]
         raise RecipeError("\n".join(lines)) from None
 
 
@@ -142,11 +142,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any], *, free: bool = Fa
     return out
 
 
-def _gave(given: Mapping[str, Any], key: str, text: str) -> bool:
-    """Whether a fault is the command line's: it gave the value, or the table in which a key is missing."""
-    return _holds(given, key.rpartition(".")[0] if text == f"{key} is missing" and "." in key else key)
-
-
 def _holds(given: Any, key: str) -> bool:
     for part in key.split(".") if key else [""]:
         if isinstance(given, Mapping):
@@ -160,14 +155,17 @@ def _holds(given: Any, key: str) -> bool:
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """The dotted key and the sentence of each fault; faults of one value are one sentence."""
+    """Of each fault the dotted key of what was given, which for a missing key is its table, and the sentence; faults of one
+    value are one sentence."""
     faults: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
     for fault in error.errors(include_url=False):
         key, table = _place(fault["loc"])
         faults.setdefault(key, []).append(_sentence(key, table, fault))
+        given[key] = key.rpartition(".")[0] if fault["type"] == "missing" else key
     for key, texts in faults.items():
         start = texts[0].rpartition(": ")[0] + ": "
-        yield key, texts[0] + "".join(f", or {t.removeprefix(start).removeprefix('must be ')}" for t in texts[1:])
+        yield given[key], texts[0] + "".join(f", or {t.removeprefix(start).removeprefix('must be ')}" for t in texts[1:])
 
 
 def _sentence(key: str, table: type[BaseModel], fault: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ def left_by_a_killed_process(path, seconds):
 
 
 def test_what_a_killed_process_leaves_for_a_moment_is_waited_for(tmp_path):
-    file = left_by_a_killed_process(tmp_path / "lock", 0.5)
+    file = left_by_a_killed_process(tmp_path / "lock", 1)
     start = time.monotonic()
     assert locks.lock(file)
     assert time.monotonic() - start > 0.1
