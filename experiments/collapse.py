@@ -126,8 +126,8 @@ def draw() -> None:
     picture("collapse")
 
 
-def picture(name: str) -> None:
-    """The same of the committed rows of that name."""
+def picture(name: str, provoked: str = "provoked: learning rate") -> None:
+    """The same of the committed rows of that name; `provoked`: what to say of the runs that fell, before their rate."""
     from matplotlib.figure import Figure
 
     rows = read(name)
@@ -136,7 +136,7 @@ def picture(name: str) -> None:
     for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
         axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=f"seed {seed}")
     rate = next(row["rate"] for row in rows if row["what"] == "provoked")
-    axes[0].set(title=f"provoked: learning rate {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
+    axes[0].set(title=f"{provoked} {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
     axes[0].legend(frameon=False, fontsize=8)
     starts = by_run([row for row in rows if row["what"] == "again"], "since", "change", "seed")
     for axis, since in zip(axes[1:], WHEN, strict=False):

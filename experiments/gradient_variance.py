@@ -100,9 +100,8 @@ def coefficients(logp_T: Tensor, old_T: Tensor, arm: Arm, sign: float) -> Tensor
     """c where A times the sum of c_t grad log pi_t is the gradient of the objective of one response, for A of this sign."""
     algorithm = OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
     leaf_T = logp_T.detach().requires_grad_()
-    batch = pack(
-        logp_T if arm.ratio == "none" else old_T, torch.zeros_like(logp_T, dtype=torch.int64), torch.tensor([sign])
-    )
+    advantage_S = torch.tensor([sign], device=logp_T.device)
+    batch = pack(logp_T if arm.ratio == "none" else old_T, torch.zeros_like(logp_T, dtype=torch.int64), advantage_S)
     loss = algorithm.function(leaf_T, batch, algorithm.clip if arm.clipped else UNCLIPPED, None).loss
     return -torch.autograd.grad(loss, leaf_T)[0] / sign
 
@@ -183,7 +182,8 @@ def response_vectors(
     """Each arm's vector of one response whose advantage has this sign, [arms][K], and what the ratios were like."""
     vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs).to(noise_T.device)
     for name, policy in policies.items():
-        (micro,) = make_micro_batches([trajectory(policy, prompt, completion, name)], token_budget=4096)
+        one = [trajectory(policy, prompt, completion, name)]
+        (micro,) = make_micro_batches(one, token_budget=4096, device=policy.device)
         pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()), sketch)
     for arm in ARMS:
         pull, below_T = pulls[arm.policy], old_T + arm.noise * noise_T

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, geometric_mean, median
+from statistics import geometric_mean, median
 from typing import Any
 
 from clip_range import geometric, range_at_target
@@ -59,7 +59,7 @@ SETTINGS = {
 asked here. Layers uncompiled: compiling takes as long as a run. No checkpoints: none is started from."""
 RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
-SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256)}
+SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
 SEARCH_STEPS, STEPS = 20, 40
 ALONE_STEPS, REPETITIONS = 8, 2
@@ -176,7 +176,7 @@ def draw() -> None:
     clipped.set(xlabel="step", ylabel="clipped tokens", yscale="log", title="share of tokens clipped")
     ranges.set(xscale="log", xlabel="upper clip range", ylabel="clipped sequences", title="a line a seed, by learning rate")
     hidden.set(xscale="log", yscale="log", xlabel="|log s| (dashed: 4e-4)", ylabel="largest |d|, nats (dotted: ln 1.2)")
-    hidden.set(title="gspo, responses of the last three steps, by learning rate")
+    hidden.set(title="gspo, last three steps, by learning rate")
     for axis in (reward, ranges, hidden):
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / "language_model.png", dpi=110)
@@ -199,7 +199,8 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
     for rate in SCALES:
         print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
         for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():
-            print(f"  x{scale[0]:.4g}: clipped {fmean(r['share'] for r in some):.3f} ({len(some)} seeds)")
+            learnt = shown([r["reward/mean"] for r in some])
+            print(f"  x{scale[0]:.4g}: clipped {shown([r['share'] for r in some])}, reward {learnt}")
 
     def values(arm: str, rate: float, value: Callable[[Rows], float]) -> list[float]:
         return [value(run) for (name, at, _), run in sorted(runs.items()) if (name, at) == (arm, rate)]

@@ -17,7 +17,7 @@ from gspo.training.policy import load_policy
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
-ON_THE_HARNESS = ("clipped_shares", "clip_range", "collapse")
+ON_THE_HARNESS = ("clipped_shares", "clip_range", "collapse", "language_model")
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
         monkeypatch.setattr(language, key, value)
 
     def share(plan, rate, scale, seed):
-        return [{"what": "range", "rate": rate, "seed": seed, "scale": scale, "share": 0.3 / scale}]
+        return [{"what": "range", "rate": rate, "seed": seed, "scale": scale, "share": 0.3 / scale, "reward/mean": 0.5}]
 
     monkeypatch.setattr(language, "share", share)
     language.run(tmp_path)
