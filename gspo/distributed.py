@@ -7,7 +7,9 @@ ranks tell each other is Python's own objects in memory, among processes of one 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import pickle
 import re
 import signal
 import sys
@@ -74,8 +76,8 @@ class World:
         if self.size == 1:
             return [mine]
         out: list[Any] = [None] * self.size
-        dist.all_gather_object(out, mine, group=self.group)
-        return out
+        dist.all_gather_object(out, _packed(mine), group=self.group)
+        return [pickle.loads(packed) for packed in out]
 
     def most(self, numbers: Sequence[int]) -> list[int]:
         """The largest of each number over all ranks."""
@@ -115,6 +117,21 @@ class World:
                 f"{what}: rank {different[0]} has something else than rank 0: all ranks must read the same files and draw "
                 "the same rows"
             )
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as arrays; by torch's own way, a zip file each, a batch's ratios take five times as long."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.requires_grad or obj.dtype == torch.bfloat16:  # which numpy lacks
+            return NotImplemented
+        return torch.from_numpy, (obj.cpu().numpy(),)
+
+
+def _packed(what: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(what)
+    return file.getvalue()
 
 
 ALONE = World()
