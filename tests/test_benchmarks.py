@@ -90,6 +90,7 @@ def test_a_micro_batch_of_the_peer_asks_nothing_where_it_does_not_run():
     ("words", "rows"),
     [
         ("head.py --device cpu --dtype float32 --tokens 64 --width 32 --vocabulary 500 --repeats 1", 2),
+        ("attention.py tiny --device cpu --dtype float32 --shrink 64 --repeats 1 --warm 1", 5),
         ("shared_prompts.py tiny --dtype float32 --prompts 16 32 --response 8 --tokens 512 --micro 64", 2),
         ("ranks.py tiny --device cpu --dtype float32 --ranks 1 2 --shrink 16 --responses 16 --repeats 1 --micro 1024", 2),
     ],
