@@ -39,8 +39,8 @@ def parity(samples: list[Any]) -> list[float]:
     return [float(s.completion.token_ids.sum() % 2) for s in samples]
 
 
-def seconds(work: Any, repeats: int = 5) -> float:
-    """Median of all but the first two."""
+def seconds(work: Any, repeats: int = 5) -> dict[str, Any]:
+    """Median, and all, of the repeats but the first two."""
     import torch
 
     took = []
@@ -50,10 +50,10 @@ def seconds(work: Any, repeats: int = 5) -> float:
         work()
         torch.cuda.synchronize()
         took.append(time.perf_counter() - start)
-    return statistics.median(took[2:])
+    return {"median": round(statistics.median(took[2:]), 4), "all": [round(s, 4) for s in took[2:]]}
 
 
-def alone(model: str, tokens: int) -> dict[str, float]:
+def alone(model: str, tokens: int) -> dict[str, Any]:
     """vLLM with its own defaults: a process for its engine, its own sampler."""
     from vllm import LLM, SamplingParams
 
@@ -66,7 +66,7 @@ def alone(model: str, tokens: int) -> dict[str, float]:
     return out
 
 
-def engine(model: str, tokens: int) -> dict[str, float]:
+def engine(model: str, tokens: int) -> dict[str, Any]:
     """Our engine alone."""
     from gspo.config import ModelConfig, SamplingConfig, VllmConfig
     from gspo.rollout.engine import Request
@@ -173,7 +173,7 @@ def trl(model: str, tokens: int, steps: int = 5) -> dict[str, float]:
     }
 
 
-def measure(part: str, model: str, tokens: int) -> dict[str, float]:
+def measure(part: str, model: str, tokens: int) -> dict[str, Any]:
     """One part, in this process."""
     if part.startswith("loop-"):
         return loop(model, tokens, part.removeprefix("loop-"))
@@ -188,7 +188,11 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="the one part in this process (used by the script itself)")
     args = parser.parse_args()
     if args.here:
-        print("RESULT " + json.dumps(measure(args.parts[0], args.model, args.tokens)), flush=True)
+        import torch
+        import vllm
+
+        where = f"{torch.cuda.get_device_name()}, vLLM {vllm.__version__}, torch {torch.__version__}"
+        print("RESULT " + json.dumps({**measure(args.parts[0], args.model, args.tokens), "on": where}), flush=True)
         return
     for part in args.parts:
         words = [sys.executable, __file__, args.model, "--tokens", str(args.tokens), "--parts", part, "--here"]

@@ -159,9 +159,11 @@ def decode(tokenizer: Any, ids: Iterable[int]) -> str:
     return tokenizer.decode([int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def eos_ids(model_config: Any, generation_config: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids(model_config: Any, generation_config: Any, tokenizer: Any, vocabulary: int) -> frozenset[int]:
     """Every end-of-sequence id that the model's configuration, its text part, its generation configuration and its
-    tokenizer name; sampling any of them ends a response. generation_config may be None. Raises ChatError if none does.
+    tokenizer name; sampling any of them ends a response. generation_config may be None.
+
+    vocabulary: rows of the output matrix. Raises ChatError if there is no id, or none among its rows.
     """
     owners = (model_config, model_config.get_text_config(), generation_config, tokenizer)
     found: set[int] = set()
@@ -170,6 +172,12 @@ def eos_ids(model_config: Any, generation_config: Any, tokenizer: Any) -> frozen
         found.update(value if isinstance(value, Sequence) else () if value is None else (value,))
     if not found:
         raise ChatError("neither model nor tokenizer names an end-of-sequence token: set eos_token_id in config.json")
+    if not any(0 <= i < vocabulary for i in found):
+        named = ", ".join(map(str, sorted(found)))
+        raise ChatError(
+            f"the end-of-sequence ids are {named}, and the model's tokens 0 to {vocabulary - 1}, so that no response ends: "
+            "set eos_token_id in config.json"
+        )
     return frozenset(found)
 
 

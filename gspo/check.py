@@ -17,7 +17,9 @@ from .environments import open_environment
 from .prompts import load_prompts
 from .reporting.text import visible
 from .rewards import Built, RewardError, build, notes, score
-from .training.policy import load_tokenizer
+from .rollout.engine import EngineError
+from .rollout.engines import require_engine
+from .training.pretrained import load_tokenizer
 from .types import Completion, Prompt, Sample, Score
 
 REFUSAL = "I cannot answer this question."
@@ -112,6 +114,10 @@ def check_recipe(config: Config, limit: int | None = None, say: Say = print) -> 
     checked = Checked(notes=[note for b in rewards if (note := _unproven(b))])
     for said in notes(rewards):
         say(said)
+    try:
+        require_engine(config)  # answers can be checked without; training would stop
+    except EngineError as error:
+        checked.notes.append(f"training here would stop: {error}")
     sources: list[tuple[str, Source, int]] = [("data", config.data, config.rollout.max_response_tokens)]
     if config.evaluation is not None:
         sources.append(("evaluation.data", config.evaluation.data, config.evaluation.max_response_tokens))

@@ -301,7 +301,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from .rollout.engine import EngineError
     from .training.checkpoint import CheckpointError
     from .training.packing import TrainingError
-    from .training.policy import ModelError
+    from .training.pretrained import ModelError
 
     return (
         ChatError, CheckpointError, DataError, EngineError, EpisodeError, EvaluationError, FunctionError,

@@ -95,10 +95,15 @@ def open_folder(config: Config, *, resume: bool) -> Path:
                 f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "
                 "set them back, or choose another --name"
             )
-    folder.mkdir(parents=True, exist_ok=True)
-    _lock(folder)
-    stored.write_text(json.dumps(settings, indent=1) + "\n")
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
+        stored.write_text(json.dumps(settings, indent=1) + "\n")
+        (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    except OSError as error:
+        raise RecipeError(
+            f"the folder {folder} cannot be made or written to ({error.strerror}): choose another with --output"
+        ) from error
     return folder
 
 

@@ -375,7 +375,8 @@ def open_run(config: Config, start: Path | None, *, resume: bool, world: World =
         )
         if found:
             run.restore(found)
-        run.prove()
+        with signals.interruptible():  # nothing can be lost yet
+            run.prove()
         run.clock.take()  # what came before belongs to no step
         with _saved_when_interrupted(run):
             yield run

@@ -114,17 +114,24 @@ def config(eos, inner=None):
 
 
 def test_end_of_sequence_ids_are_the_union_of_all_that_name_one():
-    found = eos_ids(config(1, [2, 3]), SimpleNamespace(eos_token_id=[3, 4]), SimpleNamespace(eos_token_id=5))
+    found = eos_ids(config(1, [2, 3]), SimpleNamespace(eos_token_id=[3, 4]), SimpleNamespace(eos_token_id=5), 6)
     assert found == {1, 2, 3, 4, 5}
-    assert eos_ids(config(0), None, SimpleNamespace(eos_token_id=None)) == {0}
+    assert eos_ids(config(0), None, SimpleNamespace(eos_token_id=None), 1) == {0}
 
 
 def test_no_end_of_sequence_id_at_all_is_an_error():
     with pytest.raises(ChatError, match="end-of-sequence"):
-        eos_ids(config(None), None, SimpleNamespace(eos_token_id=None))
+        eos_ids(config(None), None, SimpleNamespace(eos_token_id=None), 6)
+
+
+@pytest.mark.parametrize("ids", [[500], [16], [-1, 500]])
+def test_end_of_sequence_ids_that_no_row_of_the_output_matrix_is_of_are_an_error(ids):
+    with pytest.raises(ChatError, match=r"ids are .*, and the model's tokens 0 to 15, so that no response ends: set"):
+        eos_ids(config(ids), None, SimpleNamespace(eos_token_id=None), 16)
+    assert eos_ids(config([*ids, 15]), None, SimpleNamespace(eos_token_id=None), 16) == {*ids, 15}
 
 
 def test_a_real_configuration_gives_its_ids(tokenizer):
     from transformers import GenerationConfig, Qwen3Config
 
-    assert eos_ids(Qwen3Config(eos_token_id=7), GenerationConfig(eos_token_id=[8]), tokenizer) == {1, 7, 8}
+    assert eos_ids(Qwen3Config(eos_token_id=7), GenerationConfig(eos_token_id=[8]), tokenizer, 16) == {1, 7, 8}

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 from gspo.distributed import World
 from gspo.training import sharding
-from gspo.training.policy import ModelError, require_one_rank
+from gspo.training.policy import require_one_rank
+from gspo.training.pretrained import ModelError
 from gspo.training.sharding import share_by_tokens
 from gspo.types import Trajectory
 

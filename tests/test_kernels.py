@@ -12,7 +12,8 @@ from conftest import sampled, tiny_model, tiny_policy
 from gspo.config import ModelConfig
 from gspo.training.kernels import KernelError, compile_layers, uncompiled, use_liger
 from gspo.training.packing import make_micro_batches
-from gspo.training.policy import ModelError, load_policy
+from gspo.training.policy import load_policy
+from gspo.training.pretrained import ModelError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 

@@ -26,7 +26,7 @@ from gspo.training.flops import FlopCounter
 from gspo.training.kernels import uncompiled
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import TrainingError, make_micro_batches
-from gspo.training.policy import ModelError
+from gspo.training.pretrained import ModelError
 from gspo.training.routing import require_routing
 from gspo.training.update import Skips, pack_minibatches, update
 

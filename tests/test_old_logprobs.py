@@ -12,7 +12,7 @@ import torch
 from conftest import sampled, tiny_config, tiny_policy
 
 from gspo.loop import train
-from gspo.reporting.drawing import Run, pooled_by_length
+from gspo.reporting.drawing import Run, deviation_by_length, mismatch_by_length, pooled_by_length
 from gspo.reporting.names import LENGTHS
 from gspo.training import update as update_module
 from gspo.training.diagnosis import mismatch_metrics
@@ -217,6 +217,25 @@ def test_pooled_over_steps_is_the_deviation_of_all_sequences_together():
     whole = np.concatenate(steps)
     assert (mean[0], std[0], num[0]) == (pytest.approx(whole.mean()), pytest.approx(whole.std(ddof=1)), 10)
     assert np.isnan(std[1:]).all() and (num[1:] == 0).all()
+    assert_drawn(Run(rows, clip=(3e-4, 4e-4)), whole.mean() - 1, whole.std(ddof=1))
+
+
+def assert_drawn(run, mean, std):
+    """Both panels of the report's figure show these of the first length, and the clip range."""
+    from matplotlib.figure import Figure
+
+    first, second = Figure().subplots(1, 2)
+    mismatch_by_length(first, run, ())
+    means = next(line for line in first.lines if line.get_label() == "mean of s - 1")
+    assert means.get_xydata().tolist() == [[0, pytest.approx(mean)]]
+    (bar,) = (segments for c in first.collections if len(segments := c.get_segments()))
+    assert bar[0][:, 1].tolist() == [pytest.approx(mean - std), pytest.approx(mean + std)]
+    (band,) = first.patches
+    assert [float(y) for y in (band.get_y(), band.get_height())] == [pytest.approx(-3e-4), pytest.approx(7e-4)]
+    deviation_by_length(second, run, ())
+    drawn = {line.get_label(): line.get_ydata() for line in second.lines}
+    assert drawn["deviation of s"].tolist() == [pytest.approx(std)]
+    assert list(drawn["narrower clip bound"]) == [3e-4, 3e-4]
 
 
 def test_decisions_compared_are_of_the_objectives_unit(tmp_path):

@@ -23,7 +23,8 @@ from gspo.recipe import RecipeError
 from gspo.signals import Interrupted, Signals
 from gspo.training import checkpoint
 from gspo.training.optimizer import Optimizer
-from gspo.training.policy import ModelError, load_policy
+from gspo.training.policy import load_policy
+from gspo.training.pretrained import ModelError
 
 TESTS = Path(__file__).parent
 

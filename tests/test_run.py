@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import tomli_w
@@ -18,6 +19,7 @@ from gspo.loop import train
 from gspo.recipe import RecipeError
 from gspo.reporting.names import METRICS, ONLY_WHEN, table_key
 from gspo.rewards import RewardError
+from gspo.rollout.transformers import TransformersEngine
 from gspo.signals import Interrupted
 from gspo.training import update as update_module
 from gspo.training.packing import TrainingError
@@ -211,3 +213,18 @@ def test_an_update_that_runs_out_of_memory_says_what_to_lower(tmp_path, monkeypa
     wanted = r"step 1: out of memory in the update: lower training.micro_batch_tokens, .*memory_fraction or .*sleep = true"
     with pytest.raises(TrainingError, match=wanted):
         train(tiny_config(tmp_path))
+
+
+def test_the_engine_rests_while_weights_are_updated(tmp_path, monkeypatch):
+    """What may go back to the trainer goes after a step's last sample and before the update, and comes with the load."""
+    asked = []
+    for name in ("generate", "rest", "load"):
+        own = getattr(TransformersEngine, name)
+        monkeypatch.setattr(
+            TransformersEngine, name, lambda *args, own=own, name=name, **more: asked.append(name) or own(*args, **more)
+        )
+    own_update = update_module.update
+    monkeypatch.setattr("gspo.run.update", lambda *args: asked.append("update") or own_update(*args))
+    train(tiny_config(tmp_path, training__steps=2))
+    step = ["generate", "rest", "update", "load"]
+    assert [name for name, _ in groupby(asked)] == ["load", *step, *step]

@@ -15,7 +15,8 @@ from gspo.training import update as update_module
 from gspo.training.diagnosis import by_sample, mismatch_metrics, ratio_metrics
 from gspo.training.optimizer import Optimizer, learning_rate
 from gspo.training.packing import TrainingError, make_micro_batches
-from gspo.training.policy import ModelError, Policy, load_policy
+from gspo.training.policy import Policy, load_policy
+from gspo.training.pretrained import ModelError
 from gspo.training.scoring import score_trajectories
 from gspo.training.update import Skips, pack_minibatches, update
 

@@ -318,7 +318,7 @@ def test_an_engine_beside_each_rank_draws_the_samples_of_one_process(tmp_path):
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*torchrun, str(Path(__file__).parent / "vllm_run.py"), str(tmp_path), "2"],
+        [*torchrun, str(Path(__file__).parent / "vllm_run.py"), str(tmp_path), "--steps", "2"],
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,8 +1,9 @@
 """Start, train and stop with the engine vllm, again and again in one process: vllm_cycles.py [CYCLES].
 
-Prints what the process holds after the first cycle (what a first start sets up for good is not counted) and after the
-last, and exits with 1 if anything grew: children, threads, files and sockets, shared memory, temporary files; memory by
-more than MIB_A_CYCLE from the fifth cycle on, until which allocators and caches fill.
+Prints what the process holds before the first cycle and after each, and exits with 1 if anything grew: from the first on
+(what a first start sets up for good is not counted) children, threads, files and sockets, shared memory, temporary files;
+from the second on memory in use on a GPU, to the MiB; from the fifth on resident memory by more than MIB_A_CYCLE, until
+which allocators and caches fill. Hence at least eight cycles.
 """
 
 import os
@@ -20,10 +21,11 @@ SETTINGS = {
 }
 
 
-MIB_A_CYCLE = {"resident MiB": 0.5, "GPU MiB in use": 0.0}
-"""Growth that is none. A model of this recipe is 2 MiB: one that stayed in each cycle would show."""
-SLACK_MIB = 8
-"""By which memory goes up and down between cycles."""
+MIB_A_CYCLE = 0.5
+"""Growth of resident memory that is none. A model of this recipe is 2 MiB: one that stayed in each cycle would show."""
+SLACK_MIB = 4
+"""By which it goes up and down between cycles."""
+FEWEST = 8
 
 
 def held() -> dict[str, int]:
@@ -47,12 +49,15 @@ def held() -> dict[str, int]:
 
 
 def main(cycles: int) -> int:
-    """0 if nothing stayed behind."""
+    """0 if nothing stayed behind, 2 if that could not be told."""
     from gspo.loop import train
     from gspo.recipe import load
 
-    first: dict[str, int] = {}
-    fifth: dict[str, int] = {}
+    if cycles < FEWEST:
+        print(f"{cycles} cycles tell growth from filling no better than one: ask for {FEWEST} or more")
+        return 2
+    after: list[dict[str, int]] = []
+    print(f"before: {held()}", flush=True)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as temporary:
         os.environ["TMPDIR"] = tempfile.tempdir = temporary  # nobody else's files are counted
         os.chdir(ROOT)  # which the recipe's paths are below
@@ -60,13 +65,29 @@ def main(cycles: int) -> int:
             settings = SETTINGS | {"name": f"cycle{i}", "output": folder}
             words = [word for key, value in settings.items() for word in (f"--{key}", value)]
             train(load("experiments/sorting.toml", words))
-            last = held()
-            first, fifth = first or last, last if i == 4 else fifth
-            print(f"cycle {i + 1}: {last}", flush=True)
-    grown = [name for name in first if name not in MIB_A_CYCLE and last[name] > first[name]]
-    grown += [k for k in fifth if k in MIB_A_CYCLE and last[k] - fifth[k] > SLACK_MIB + MIB_A_CYCLE[k] * (cycles - 5)]
+            after.append(held())
+            print(f"cycle {i + 1}: {after[-1]}", flush=True)
+    print("children: " + ("; ".join(children()) or "none"))
+    grown = grew(after)
     print(f"{cycles} cycles: " + (f"grown: {', '.join(grown)}" if grown else "nothing stayed behind"))
     return 1 if grown else 0
+
+
+def children() -> list[str]:
+    """The commands of this process's children."""
+    ids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [Path(f"/proc/{i}/cmdline").read_text().replace("\0", " ").strip() for i in ids]
+
+
+def grew(after: list[dict[str, int]]) -> list[str]:
+    """What grew, of what was held after each cycle."""
+    last, out = after[-1], []
+    for name in after[0]:
+        since = {"GPU MiB in use": 1, "resident MiB": 4}.get(name, 0)
+        room = SLACK_MIB + MIB_A_CYCLE * (len(after) - 1 - since) if name == "resident MiB" else 0
+        if last[name] > after[since][name] + room:
+            out.append(name)
+    return out
 
 
 if __name__ == "__main__":

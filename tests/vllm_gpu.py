@@ -1,15 +1,16 @@
 """vLLM on a GPU, by hand: what the tests hold the CPU build to, and what it cannot do.
 
 Models of each kind, whose weights move twice: engine and trainer must agree after each load, in float32 as closely as their
-kernels do. A load must hold no second copy of the model. A mixture's experts must be those that the trainer chooses for the
-same tokens, one row short of them, and replaying them must train. Prints each number, and exits with 1 if one is not right.
-A start of the engine takes half a minute.
+kernels do. A load must hold no second copy of the model, an engine asleep next to no memory, a run that ended none. A
+mixture's experts must be those that the trainer chooses for the same tokens, one row short of them, and replaying them must
+train. Prints each number, and exits with 1 if one is not right. A start of the engine takes half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -144,9 +145,66 @@ def replayed() -> None:
         print(f"  loss {row['objective/loss']:.6f}, {row['moe/replay_bytes']:,} bytes, {row['moe/replay_s'] * 1e3:.2f} ms")
 
 
+def sleeping() -> None:
+    """What a sleeping engine gives back of a GPU's memory, and the seconds to sleep and to wake with new weights."""
+    import time
+
+    from test_vllm import assert_same, move, requests, start
+
+    from gspo.config import SamplingConfig
+    from gspo.rollout.transformers import TransformersEngine
+
+    policy, config, fraction = policy_of("tied", "float32"), SamplingConfig(max_response_tokens=24), 0.3
+    with start(policy, memory_fraction=fraction, sleep=True) as engine:
+        engine.generate(requests(), config)
+        awake, began = used_gib(), time.perf_counter()
+        engine.rest()
+        asleep, slept = used_gib(), time.perf_counter()
+        move(policy)
+        engine.load(policy)
+        print(f"to sleep {slept - began:.3f} s, to wake with new weights {time.perf_counter() - slept:.3f} s")
+        told(f"in use asleep, GiB ({awake:.1f} awake)", asleep, awake / 10, "GiB")
+        assert_same(
+            engine.generate(requests(), config), TransformersEngine(policy, max_rows=64).generate(requests(), config), 5e-3
+        )
+        engine.rest()  # and is closed so
+
+
+def used_gib() -> float:
+    """Of the GPU's memory, by whomever."""
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30
+
+
+def ends() -> None:
+    """A run that ends by SIGINT, SIGTERM or a failing reward, each in a process of its own: what it leaves of memory in use
+    on the GPU and of its processes."""
+    import subprocess
+    import time
+
+    torch.cuda.synchronize()
+    before = used_gib()
+    for end in ("INT", "TERM", "RAISE"):
+        with tempfile.TemporaryDirectory() as folder:
+            fail = ["--fail"] if end == "RAISE" else []
+            words = [sys.executable, str(ROOT / "tests" / "vllm_run.py"), folder, "--device", "cuda", *fail]
+            run = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            metrics, deadline = Path(folder, "tiny", "metrics.jsonl"), time.time() + 150
+            while run.poll() is None and time.time() < deadline:
+                if end != "RAISE" and metrics.exists() and metrics.read_text().count("\n") >= 2:
+                    os.kill(run.pid, getattr(signal, f"SIG{end}"))
+                    break
+                time.sleep(0.1)
+            code, most = run.wait(60), {"RAISE": 4}.get(end, 3)
+            told(f"{end}: its exit code", abs(code - most), 0)
+            left = subprocess.run(["pgrep", "-s", str(run.pid)], capture_output=True, text=True).stdout.split()
+            told(f"{end}: processes that stayed", len(left), 0)
+            told(f"{end}: GPU memory that stayed", used_gib() - before, 0.01, "GiB")
+
+
 def main() -> int:
     """0 if every number is right."""
-    parts = {part.__name__: part for part in (routed_experts, replayed, load_peak, kinds)}
+    parts = {part.__name__: part for part in (routed_experts, replayed, load_peak, sleeping, ends, kinds)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; all without one")
     chosen = parser.parse_args().parts or list(parts)

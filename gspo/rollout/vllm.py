@@ -33,9 +33,8 @@ from .vllm_draws import Draws, draw_processor
 from .vllm_experts import ExpertsOutput
 from .vllm_leftovers import Leftovers
 from .vllm_package import (
-    ENVIRONMENT,
-    FLOAT32,
     QUIET,
+    environment,
     first_line,
     import_vllm,
     require_environment,
@@ -89,7 +88,8 @@ class VllmEngine:
 
     def _start(self, policy: Policy) -> Any:
         on_cpu = policy.device.type == "cpu"
-        require_environment({**ENVIRONMENT, **(FLOAT32 if self.dtype == "float32" else {})})
+        require_environment(self.dtype)
+        os.environ |= environment(self.dtype)
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         llm_class = import_vllm().LLM
@@ -98,6 +98,7 @@ class VllmEngine:
         more: dict[str, Any] = {"gpu_memory_utilization": self.config.memory_fraction}
         if on_cpu:
             more = {"kv_cache_memory_bytes": self._cpu_cache_bytes(policy), "enforce_eager": True}
+        shape = write_shape(policy)
         if not self._alone:  # it then joins the process group that is there, and makes groups of one in it
             more["distributed_executor_backend"] = "external_launcher"
         if self.config.head_dtype == "float32":
@@ -106,7 +107,7 @@ class VllmEngine:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return llm_class(
-                    str(write_shape(policy)),
+                    str(shape),
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # none of the model's
                     load_format="dummy",  # random: the policy's weights come from memory
@@ -125,12 +126,19 @@ class VllmEngine:
             raise EngineError(f"vLLM did not start: {first_line(error)}; {what}") from error
 
     def _cpu_cache_bytes(self, policy: Policy) -> int:
-        """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB."""
+        """Bytes for the keys and values of all rows at full length, up to CPU_CACHE_GIB. Raises EngineError if that is too
+        little for one row."""
         shape = policy.model.config
         heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
         values = 2 * shape.num_hidden_layers * heads * _head_width(policy)
-        blocks = self.max_rows * (self.max_tokens // 128 + 2)  # vLLM hands out blocks of 128 tokens on a CPU
-        return min(blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30))
+        blocks = self.max_tokens // 128 + 2  # vLLM hands out blocks of 128 tokens on a CPU
+        row, most = blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30)
+        if row > most:
+            raise EngineError(
+                f"the longest sample, {self.max_tokens} tokens, takes {row / 2**30:.2g} GiB of cache, and on a CPU vLLM is "
+                f"given {CPU_CACHE_GIB:g}: lower rollout.max_prompt_tokens or max_response_tokens"
+            )
+        return min(self.max_rows * row, most)
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingConfig, progress: Progress = lambda n: None

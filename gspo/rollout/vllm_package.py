@@ -6,8 +6,9 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,45 @@ QUIET = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
 """Set unless the user has: a run has its own display, and tells nobody that it runs."""
 
 
-def require_environment(wanted: Mapping[str, str]) -> None:
-    """Set what vLLM reads while it starts. Raises EngineError where the user has set it to something else."""
-    for name, value in wanted.items():
-        if (theirs := os.environ.setdefault(name, value)) != value:
+def environment(dtype: str) -> dict[str, str]:
+    """What vLLM is started with, for an engine of that precision."""
+    return {**ENVIRONMENT, **(FLOAT32 if dtype == "float32" else {})}
+
+
+def require_environment(dtype: str) -> None:
+    """Raises EngineError where the user has set what vLLM reads while it starts to something else, or to nothing that it
+    knows, and where it cannot write its cache."""
+    for name, value in environment(dtype).items():
+        if (theirs := os.environ.get(name, value)) != value:
             raise EngineError(f"{name}={theirs} is set in the environment, and vLLM runs here with {value}: unset it")
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "CRITICAL")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise EngineError(f"VLLM_LOGGING_LEVEL={level} is set in the environment and no level of logging: unset it")
+    try:
+        (cache_root() / "gspo").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(error) from error
+
+
+def cache_root() -> Path:
+    """Where vLLM keeps compiled graphs and more, and we the shapes of models."""
+    root = os.environ.get("VLLM_CACHE_ROOT", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "vllm"))
+    return Path(root).expanduser()
+
+
+def cannot_write(error: OSError) -> EngineError:
+    """Of vLLM's cache."""
+    return EngineError(
+        f"vLLM's cache {cache_root()} cannot be written to ({error.strerror}): set VLLM_CACHE_ROOT to a folder with room"
+    )
+
+
+def require_compiler() -> None:
+    """Raises EngineError where torch finds no C++ compiler, without which vLLM's CPU build cannot sample."""
+    if shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+        raise EngineError(
+            f"vLLM's CPU build compiles with a C++ compiler, and {compiler} is not found: install g++, or name yours in CXX"
+        )
 
 
 def require_own_model(name: str) -> None:
@@ -86,18 +121,20 @@ def write_shape(policy: Any) -> Path:
 
     It lies in vLLM's cache under a hash of what is in it: the path is among what vLLM's cache of compiled graphs goes by,
     and a new one for each start would compile all anew. No process owns it, so one that is killed leaves nothing behind.
+    Raises EngineError where it cannot be written.
     """
-    from vllm import envs  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
-
     shape = type(policy.model.config).from_dict(policy.model.config.to_dict())
     shape.architectures = [type(policy.model).__name__]
     shape.dtype = policy.dtype
     text = shape.to_json_string()
-    folder = Path(envs.VLLM_CACHE_ROOT) / "gspo" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f"config.json.{os.getpid()}"
-    beside.write_text(text)
-    beside.replace(folder / "config.json")  # whole at any moment, whoever else writes or reads it
+    folder = cache_root() / "gspo" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f"config.json.{os.getpid()}"
+        beside.write_text(text)
+        beside.replace(folder / "config.json")  # whole at any moment, whoever else writes or reads it
+    except OSError as error:
+        raise cannot_write(error) from error
     return folder
 
 
@@ -133,8 +170,8 @@ CURES = {
 def what_to_do(error: BaseException, settings: Sequence[str] = (), *, on_cpu: bool) -> str:
     """The setting to change, for the end of the sentence. `settings`: names that the user gave vLLM in the environment."""
     text = (first_line(error) + str(error)).lower()
-    root = os.environ.get("VLLM_CACHE_ROOT", ".cache/vllm")
-    if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or root in str(error.filename)):
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError) and (error.errno in full or str(cache_root()) in str(error.filename)):
         return "set VLLM_CACHE_ROOT to a folder with room that can be written to"
     if on_cpu and "max_num_seqs" not in text and ("memory" in text or "kv cache" in text):
         return (

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from ..chat import character_tokenizer, eos_ids
+from ..chat import eos_ids
 from ..config import Config, LoraConfig, ModelConfig
 from ..distributed import World
 from ..moe import Routing, find_routing
@@ -28,6 +28,7 @@ from .create import create
 from .kernels import KernelError, checkpoint_layers, compile_layers, uncompiled, use_liger
 from .logprobs import linear_logprobs
 from .packing import MicroBatch
+from .pretrained import ModelError, from_pretrained
 from .sharding import Shards, full, gathered
 from .varlen import flash_attention
 
@@ -36,10 +37,6 @@ disable_progress_bar()  # of loading and saving: a run has its own display
 HEAD_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Largest difference between logits of the packed path and of the model's own forward, as a share of the logits' norm.
 Observed: 1e-6 and 0.008; float16 rounds eight times finer than bfloat16."""
-
-
-class ModelError(Exception):
-    """A model that cannot be trained here; the message says why and what to do."""
 
 
 @dataclass
@@ -188,13 +185,13 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     if path is None and config.create is not None:
         model, tokenizer = create(config.create)
     else:
-        model, tokenizer = _from_pretrained(str(path or config.path), config)
+        model, tokenizer = from_pretrained(str(path or config.path), config)
     model = model.to(device=device, dtype=dtype).eval()
     _clear_generation_settings(model)
     _check_architecture(model)
     adapter = _add_lora(model, config.lora) if config.lora else None
     policy = Policy(model, tokenizer, device, temperature, adapter, float32_head=config.head_dtype == "float32")
-    policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer)
+    policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer, len(policy.head))
     kernels = config.kernels
     if kernels == "auto":
         kernels = "compile" if device.type == "cuda" else "torch"
@@ -227,59 +224,12 @@ def shard(policy: Policy, world: World) -> None:
         raise ModelError(str(error)) from error
 
 
-def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of the recipe's model, without its weights. Raises ModelError if it cannot be loaded."""
-    if config.create is not None:
-        return character_tokenizer(config.create.alphabet)
-    try:
-        return AutoTokenizer.from_pretrained(str(config.path), trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # whatever a broken or foreign folder makes the libraries raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {config.path}: its tokenizer cannot be loaded: {first}") from error
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError('model.device = "cuda", but torch sees no GPU: use "auto" or "cpu"')
     return torch.device(name)
-
-
-def _from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
-    code = {"trust_remote_code": config.trust_remote_code}
-    if (Path(path) / "adapter_config.json").exists():
-        raise ModelError(
-            f"model {path}: holds an adapter, not a whole model: merge it first (a checkpoint's model/ is merged)"
-        )
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, config.dtype), use_safetensors=True, output_loading_info=True, **code
-        )
-        model, info = loaded
-        tokenizer = AutoTokenizer.from_pretrained(path, **code)
-    except Exception as error:  # whatever a broken or foreign folder makes the libraries raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"model {path}: cannot be loaded as a causal language model with its tokenizer: {first}"
-        ) from error
-    if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"model {path}: lacks weights that would start at random, e.g. {missing[0]}: mend the folder")
-    largest = max(tokenizer.get_vocab().values())
-    if (rows := model.get_input_embeddings().weight.shape[0]) <= largest:
-        raise ModelError(
-            f"model {path}: has {rows} token embeddings, but its tokenizer's ids go up to {largest}: they do not fit"
-        )
-    _align(model)
-    return model, tokenizer
-
-
-def _align(model: nn.Module) -> None:
-    """Copy what does not begin at a multiple of 64 bytes, as torch's own tensors do. Weights mapped from a file begin
-    anywhere, and some processors' matrix products then round otherwise: a resumed run would differ in its last bits."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.data_ptr() % 64:
-            tensor.data = tensor.data.clone()
 
 
 def _clear_generation_settings(model: Any) -> None:

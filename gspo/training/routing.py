@@ -17,7 +17,8 @@ from ..config import Config
 from ..moe import Record, RecordError, Routing, RoutingCounts, checked_rows, packed_ids, routing_metrics
 from ..types import Metrics, Trajectory
 from .packing import MicroBatch, TrainingError
-from .policy import ModelError, Policy
+from .policy import Policy
+from .pretrained import ModelError
 
 
 class Passes:
