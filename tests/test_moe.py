@@ -159,21 +159,19 @@ def test_a_created_mixture_has_the_experts_that_were_asked_for():
     assert (policy.routing.num_experts, policy.routing.top_k, policy.routing.layers) == (8, 2, (0, 1, 2))
 
 
-def output_of(rows, prompt_rows=None, tokens=4):
-    response = SimpleNamespace(routed_experts=rows, token_ids=[2] * tokens)
-    return SimpleNamespace(outputs=[response], prompt_routed_experts=prompt_rows)
+def output_of(rows, tokens=4):
+    return SimpleNamespace(outputs=[SimpleNamespace(routed_experts=rows, token_ids=[2] * tokens)])
 
 
-def test_vllms_rows_are_read_as_one_part_or_two_and_layers_without_experts_are_left_out():
+def test_of_vllms_rows_layers_without_experts_are_left_out():
     _, routing = watched("deepseek_v3")  # its first layer has none
     policy = SimpleNamespace(routing=routing, model=SimpleNamespace(config=SimpleNamespace(num_hidden_layers=3)))
     reader, request = ExpertsOutput(policy, wanted=True), Request("s1/p/0", (5, 6, 7), 0)
     assert reader.start == {"enable_return_routed_experts": True}
     rows = rows_of(6).astype(np.int16)
     rows[:, 0] = 0
-    for output in (output_of(rows), output_of(rows[3:], rows[:3])):
-        found = reader.read(request, output)
-        assert found.dtype == np.uint8 and (found == rows[:, 1:]).all()
+    found = reader.read(request, output_of(rows))
+    assert found.dtype == np.uint8 and (found == rows[:, 1:]).all()
     off = ExpertsOutput(policy, wanted=False)
     assert off.start == {} and off.read(request, output_of(rows)) is None
     for output, told in (

@@ -105,7 +105,8 @@ class RolloutConfig(SamplingConfig):
     old_logprobs: Literal["auto", "engine", "trainer"] = "auto"
     """Whose log-probabilities stand below the ratio. `engine`: those of sampling. `trainer`: recomputed before the
     first update, except for the first minibatch, whose own forward pass is at the old policy. `auto`: the engine's
-    while their mismatch, measured on the first minibatch, is small beside the clip range, else the trainer's."""
+    while their mismatch, measured on the first minibatch, is below a tenth of the narrower clip bound, else the
+    trainer's."""
     correction: CorrectionConfig | None = None
     """Importance weights for an engine that does not sample exactly from the trainer's policy. Off: they add variance, and
     where engine and trainer agree they are 1."""

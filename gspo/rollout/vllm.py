@@ -4,7 +4,8 @@ vLLM schedules, batches and computes logits; the tokens are drawn here. A logits
 sample's own random numbers, writes down the log-probability of what it drew and makes that token's logit the largest, so
 that vLLM's own sampler has nothing to decide. Hence no setting of a model can leak into the distribution, log-probabilities
 are those of the distribution drawn from on every build, a sample depends on its seed and not on its neighbours, and the
-draws are the embedded engine's. vLLM's own log-probabilities, which pass through Python token by token, are not asked for.
+draws are the embedded engine's. vLLM's own seeds are not used: some of its CPU builds end at them. Nor are its own
+log-probabilities, which pass through Python token by token.
 
 Weights never touch the disk: the engine starts with random ones and takes the policy's from memory. Written for vLLM 0.25
 to 0.32; what knows its insides is here, its logits processor in vllm_draws.py, its import and errors in vllm_package.py,

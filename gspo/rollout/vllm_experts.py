@@ -1,8 +1,8 @@
 """Routed experts out of vLLM's outputs: those of 0.25, on a GPU (`python tests/vllm_gpu.py routed_experts replayed`). The
-CPU build returns none; 0.32 and 0.21 are read as their source and descriptions say, and have not been run.
+CPU build returns none; 0.32 is read as its source says, and has not been run.
 
 vLLM's rows are [prompt + response tokens - 1, decoder layers, experts a token]; those of layers without experts are never
-written. In 0.21 they came in two parts, the prompt's beside the request and the response's beside the completion.
+written.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ class ExpertsOutput:
         if self.routing is None:
             return None
         response = output.outputs[0]
-        parts = [getattr(output, "prompt_routed_experts", None), response.routed_experts]
-        found = [part for part in parts if part is not None]
-        if not found:
+        rows = response.routed_experts
+        if rows is None:
             raise EngineError(
                 f"sample {request.id}: vLLM returned no routed experts: set rollout.routed_experts = false, or use "
                 'rollout.engine = "transformers"'
             )
-        rows = np.concatenate(found)
         if rows.ndim == 3 and rows.shape[1] == self.num_layers:
             rows = rows[:, list(self.routing.layers)]
         num_tokens, shape = len(request.prompt) + len(response.token_ids), (len(self.routing.layers), self.routing.top_k)
