@@ -76,7 +76,7 @@ class World:
         if self.size == 1:
             return [mine]
         out: list[Any] = [None] * self.size
-        dist.all_gather_object(out, _packed(mine), group=self.group)
+        dist.all_gather_object(out, packed(mine), group=self.group)
         return [pickle.loads(packed) for packed in out]
 
     def most(self, numbers: Sequence[int]) -> list[int]:
@@ -128,7 +128,8 @@ class _Pickler(pickle.Pickler):
         return torch.from_numpy, (obj.cpu().numpy(),)
 
 
-def _packed(what: Any) -> bytes:
+def packed(what: Any) -> bytes:
+    """What `pickle.loads` makes the same of."""
     file = io.BytesIO()
     _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(what)
     return file.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from conftest import tiny_config, tiny_policy
 from ranks import CASES, DTYPES, ENDS, LENGTHS, recipe
 from safetensors.torch import load_file
 
-from gspo.distributed import World
+from gspo.distributed import World, packed
 from gspo.training import sharding
 from gspo.training.policy import require_one_rank
 from gspo.training.pretrained import ModelError
@@ -288,3 +289,21 @@ def _agents(path: Path, *words: str, **environment: str) -> list[tuple[int, str]
 
 def test_the_batch_of_these_tests_is_uneven():
     assert len(LENGTHS) % 2 == 1 and len(set(LENGTHS)) == len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).view(2, 3).T, torch.tensor(3), torch.tensor([True, False]), torch.zeros(0, 2),
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.tensor([1 / 3], dtype=torch.float64),
+        torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True),
+    ],
+    ids=lambda x: f"{x.dtype}{list(x.shape)}",
+)  # fmt: skip
+def test_what_ranks_tell_each_other_arrives_as_it_was(tensor):
+    sent = [("id", {"T": tensor, "none": None}), float("nan")]
+    (name, table), number = pickle.loads(packed(sent))
+    assert name == "id" and table["none"] is None and np.isnan(number)
+    found = table["T"]
+    assert (type(found), found.dtype, found.requires_grad) == (type(tensor), tensor.dtype, tensor.requires_grad)
+    assert torch.equal(found, tensor) and (found.detach().add_(1).numel() == tensor.numel())
