@@ -306,4 +306,5 @@ def test_what_ranks_tell_each_other_arrives_as_it_was(tensor):
     assert name == "id" and table["none"] is None and np.isnan(number)
     found = table["T"]
     assert (type(found), found.dtype, found.requires_grad) == (type(tensor), tensor.dtype, tensor.requires_grad)
-    assert torch.equal(found, tensor) and (found.detach().add_(1).numel() == tensor.numel())
+    assert torch.equal(found, tensor)
+    assert not found.detach().zero_().any()  # it may be written to
