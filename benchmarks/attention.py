@@ -27,6 +27,8 @@ from gspo.training.attention import Layout, Segment, _in_buckets
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 """query [N, h, D], key, value -> [N, h, D]."""
 GROUP, RESPONSE, BUDGET = 8, 512, 18_432
+FLASH = varlen.flash_attention
+"""Replaced in `operation`: training takes the fastest kernels that there are, and has no setting for others."""
 
 
 def layouts(shrink: int) -> Iterator[tuple[str, list[Segment]]]:
@@ -42,7 +44,7 @@ def layouts(shrink: int) -> Iterator[tuple[str, list[Segment]]]:
     yield f"{len(some)} of W2's lengths", alone(some)
     yield "one of 32,768", alone([32_768])
     for prompt, groups in ((1024, 4), (4096, 2)):
-        responses = [Segment(RESPONSE // shrink, g) for g in range(groups) for _ in range(GROUP)]
+        responses = [Segment(max(1, RESPONSE // shrink), g) for g in range(groups) for _ in range(GROUP)]
         yield f"{groups} shared prompts of {prompt:,}", [*alone([prompt] * groups), *responses]
 
 
@@ -92,9 +94,6 @@ def ways(layout: Layout, width: int, device: str, compiled: Callable[..., Tensor
         out["flex"] = flex(layout, device, compiled)
     out["buckets"] = lambda *row: _in_buckets(layout, *row, None, 0.0)  # pyright: ignore[reportCallIssue]
     return out
-
-
-FLASH = varlen.flash_attention
 
 
 def once(way: Way, inputs: list[Tensor], grad: Tensor, device: str) -> tuple[float, list[Tensor]]:

@@ -4,7 +4,7 @@
     python experiments/language_model.py --draw
 
 Run from the repository's folder. The recipe's model learns the recipe's task. All runs of a phase go side by side, up to
-fifteen. Writes docs/evidence/language_model.jsonl and .png.
+sixteen. Writes docs/evidence/language_model.jsonl and .png.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Checked:
     counts: dict[tuple[str, str, str], Counter[str]] = field(default_factory=dict)
     """(where, reward, kind) to how many answers `passed`, `failed`, had `no verdict` and were `not written`."""
     notes: list[str] = field(default_factory=list)
-    """What could not be proven, and why."""
+    """What could not be proven, or would stop training here, and why."""
 
     @property
     def num_failed(self) -> int:
@@ -107,7 +107,7 @@ def check_recipe(config: Config, limit: int | None = None, say: Say = print) -> 
 
     Raises DataError, RewardError, ModelError and EpisodeError for what stops training too. Not covered: answers in other
     words than these; whether a gold answer is right; rewards without a top (length penalties, reward models,
-    environments), which are not run.
+    environments), which are not run; the engine, but for what is said of it before a start.
     """
     tokenizer, rewards = load_tokenizer(config.model), build(config.rewards)
     open_environment(config.environment).close()  # one that does not open stops training too

@@ -34,6 +34,9 @@ WATCH_S, GRACE_S = 0.5, 3.0
 LOST = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL", "failed to recv", "Connection was")
 """What torch says in the RuntimeError of a collective whose other side is gone."""
 
+PLAIN = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
+"""Of tensors that numpy has too."""
+
 T = TypeVar("T")
 
 
@@ -123,9 +126,9 @@ class _Pickler(pickle.Pickler):
     """Writes tensors as arrays; by torch's own way, a zip file each, a batch's ratios take five times as long."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or obj.requires_grad or obj.dtype == torch.bfloat16:  # which numpy lacks
+        if type(obj) is not torch.Tensor or obj.requires_grad or obj.device.type != "cpu" or obj.dtype not in PLAIN:
             return NotImplemented
-        return torch.from_numpy, (obj.cpu().numpy(),)
+        return torch.from_numpy, (obj.numpy(),)
 
 
 def packed(what: Any) -> bytes:

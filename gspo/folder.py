@@ -75,10 +75,26 @@ class Clock:
 def open_folder(config: Config, *, resume: bool) -> Path:
     """The run's folder, with config.json and versions.json in it.
 
-    Raises RecipeError if it holds another run, or a run of other settings than those to be resumed.
+    Raises RecipeError if it holds another run, or a run of other settings than those to be resumed, or cannot be made.
     """
     folder = Path(config.output) / config.name
     stored, settings = folder / "config.json", resolved(config)
+    try:
+        _require_own(config, folder, settings, resume=resume)
+        folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
+        stored.write_text(json.dumps(settings, indent=1) + "\n")
+        (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    except OSError as error:
+        raise RecipeError(
+            f"the folder {folder} cannot be made or written to ({error.strerror}): choose another with --output"
+        ) from error
+    return folder
+
+
+def _require_own(config: Config, folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Raises RecipeError where the folder holds a run that is not to be continued, or one of other settings."""
+    stored = folder / "config.json"
     if (folder / "metrics.jsonl").exists() and not resume:
         raise RecipeError(
             f"{folder} holds a run already: continue it with --resume, or choose another name, e.g. --name {config.name}-2"
@@ -95,16 +111,6 @@ def open_folder(config: Config, *, resume: bool) -> Path:
                 f"{folder} was made with other settings: {', '.join(changed)}; a run goes on only with its own: "
                 "set them back, or choose another --name"
             )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _lock(folder)
-        stored.write_text(json.dumps(settings, indent=1) + "\n")
-        (folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
-    except OSError as error:
-        raise RecipeError(
-            f"the folder {folder} cannot be made or written to ({error.strerror}): choose another with --output"
-        ) from error
-    return folder
 
 
 def _lock(folder: Path) -> None:

@@ -7,19 +7,22 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import attention
 import cost
 import growth
 import numpy as np
 import pytest
 import sides
-import torch  # noqa: F401  a condition below names it
+import torch
 import update
+import vllm_cycles
 import workload
 from conftest import BENCHMARKS
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gspo.training.attention import NAME, packed_attention
+from gspo.training.attention import NAME, Layout, Segment, packed_attention
 from gspo.training.optimizer import Optimizer
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0]
@@ -103,6 +106,31 @@ def test_a_command_of_the_documents_prints_its_table(words, rows):
     assert found.returncode == 0, found.stdout + found.stderr
     measured = [line for line in found.stdout.splitlines() if re.match(r"\| \S.*\d\.\d", line)]
     assert len(measured) >= rows, found.stdout
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_sees_what_packed_attention_sees():
+    """Its mask by the plain product of torch, which has no backward pass on a CPU."""
+    shape = [Segment(40), Segment(24), Segment(9, 0), Segment(17, 0), Segment(30, 1)]
+    layout, g = Layout.of(shape), torch.Generator().manual_seed(0)
+    row = [torch.randn(120, heads, 16, generator=g) for heads in (4, 2, 2)]
+    ways = attention.ways(layout, 16, "cpu", flex_attention)
+    torch.testing.assert_close(ways["flex"](*row), ways["buckets"](*row))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("children", [3, 3, 3, 3, 3, 3, 3, 3], []),
+        ("children", [3, 3, 3, 3, 3, 3, 3, 4], ["children"]),
+        ("GPU MiB in use", [900, 950, 950, 950, 950, 950, 950, 950], []),
+        ("GPU MiB in use", [900, 950, 950, 950, 950, 950, 950, 951], ["GPU MiB in use"]),
+        ("resident MiB", [2000, 2100, 2150, 2160, 2165, 2166, 2165, 2167], []),
+        ("resident MiB", [2000, 2002, 2004, 2006, 2008, 2010, 2012, 2014.5], ["resident MiB"]),
+    ],
+)
+def test_what_grows_from_cycle_to_cycle_is_told_from_what_fills(name, values, found):
+    assert vllm_cycles.grew([{name: value} for value in values]) == found
 
 
 # ---- criteria ---------------------------------------------------------------------------------------------

@@ -83,15 +83,24 @@ def test_a_setting_of_vllm_that_is_not_ours_is_refused_and_not_overridden(monkey
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "1", "VLLM_ENABLE_V1_MULTIPROCESSING=1 is set .* runs here with 0: unset it"),
         ("VLLM_LOGGING_LEVEL", "loud", "VLLM_LOGGING_LEVEL=loud is set in the environment and no level of logging: unset"),
         ("VLLM_CACHE_ROOT", "/proc/nowhere", r"cache /proc/nowhere cannot be written to \(.*: set VLLM_CACHE_ROOT to a"),
+        ("VLLM_CACHE_ROOT", "read-only", r"cache .*/read-only cannot be written to \(.*: set VLLM_CACHE_ROOT"),
+        ("VLLM_CACHE_ROOT", "~nosuchuser/x", "no-such-compiler is not found"),  # a home that is not known is no fault
         ("XDG_CACHE_HOME", "/proc/nowhere", r"cache /proc/nowhere/vllm cannot be written to \(.*: set VLLM_CACHE_ROOT"),
-        ("CXX", "no-such-compiler", "a C.. compiler, and no-such-compiler is not found: install g.., or name yours in CXX"),
+        ("CXX", "no-such-compiler", "a C.. compiler, and no-such-compiler is not found: install g.., or name yours"),
     ],
-    ids=lambda text: text.split()[0],
+    ids=lambda text: text.split()[0][:30],
 )
 def test_what_vllm_cannot_start_with_is_said_before_a_cold_start_and_by_check(tmp_path, monkeypatch, name, value, told):
     monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.chdir(tmp_path)
+    if value == "read-only":  # to root too
+        (tmp_path / value).mkdir()
+        (tmp_path / value / "gspo").symlink_to("/proc")
+        value = str(tmp_path / value)
+    if value.startswith("~"):
+        monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv(name, value)
     shape = {"alphabet": "0123456789+-= ", "hidden_size": 64, "num_heads": 2, "num_kv_heads": 1}
     config = tiny_config(tmp_path, model={"create": shape, "device": "cpu"}, rollout__engine="vllm", cold_start=COLD)
@@ -106,8 +115,11 @@ def test_a_folder_of_a_model_that_is_not_there_or_has_another_shape_than_it_says
         model = {"path": str(path), "device": "cpu"}
         return load_policy(tiny_config(tmp_path, model=model).model, temperature=1.0, seed=0)
 
-    with pytest.raises(ModelError, match=f"model {tmp_path}/nothing: there is no such folder"):
-        load(tmp_path / "nothing")
+    for path in (f"{tmp_path}/nothing", "models/of/nobody"):
+        with pytest.raises(ModelError, match=f"model {path}: there is no such folder"):
+            load(path)
+    with pytest.raises(ModelError, match="model ~/model: ~ is not read here: write the folder out"):
+        load("~/model")
     tiny_policy().save(tmp_path / "model")
     shape = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape | {"intermediate_size": 48}))
@@ -115,7 +127,7 @@ def test_a_folder_of_a_model_that_is_not_there_or_has_another_shape_than_it_says
         load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("place", ["/proc/nowhere", "/etc/hostname"])
+@pytest.mark.parametrize("place", ["/proc/nowhere", "/etc/hostname", "/tmp/" + 300 * "x"])
 def test_an_output_folder_that_cannot_be_made(tmp_path, place):
     with pytest.raises(RecipeError, match=f"the folder {place}/tiny cannot be made or written to .* with --output"):
         train(tiny_config(tmp_path, output=place))

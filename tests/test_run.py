@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -213,6 +215,20 @@ def test_an_update_that_runs_out_of_memory_says_what_to_lower(tmp_path, monkeypa
     wanted = r"step 1: out of memory in the update: lower training.micro_batch_tokens, .*memory_fraction or .*sleep = true"
     with pytest.raises(TrainingError, match=wanted):
         train(tiny_config(tmp_path))
+
+
+def test_a_signal_while_the_engine_is_proven_ends_a_run_at_once(tmp_path, monkeypatch, interruptible):
+    """Nothing can be lost before the first step; a supervisor that waits half a minute would kill it."""
+    went_on = []
+
+    def load(engine, policy):
+        os.kill(os.getpid(), signal.SIGINT)
+        went_on.append(True)
+
+    monkeypatch.setattr(TransformersEngine, "load", load)
+    with pytest.raises(Interrupted):
+        train(tiny_config(tmp_path))
+    assert not went_on
 
 
 def test_the_engine_rests_while_weights_are_updated(tmp_path, monkeypatch):

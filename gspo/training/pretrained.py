@@ -49,7 +49,8 @@ def from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
         raise ModelError(
             f"model {path}: cannot be loaded as a causal language model with its tokenizer: {first}"
         ) from error
-    for name, there, wanted in sorted(info["mismatched_keys"])[:1]:
+    if other := sorted(info["mismatched_keys"]):
+        name, there, wanted = other[0]
         raise ModelError(
             f"model {path}: its {name} is {tuple(there)}, by its config.json it would be {tuple(wanted)}: mend the folder"
         )
@@ -66,7 +67,9 @@ def from_pretrained(path: str, config: ModelConfig) -> tuple[Any, Any]:
 
 def _require_folder(path: str) -> None:
     """Raises ModelError for a path of a disk, not of a hub, where there is no folder."""
-    if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+    if path.startswith("~"):
+        raise ModelError(f"model {path}: ~ is not read here: write the folder out")
+    if (path.startswith(("/", ".")) or path.count("/") > 1) and not Path(path).is_dir():
         raise ModelError(f"model {path}: there is no such folder")
 
 
