@@ -130,6 +130,8 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
     "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
     "after": lambda rows: last(rows, "evaluation/pass@1"),
     "training reward, last 20 steps": score,
+    "first ten steps": lambda rows: mean([row for row in rows if row["step"] <= 10], "reward/mean"),
+    "first 20": lambda rows: mean([row for row in rows if row["step"] <= SEARCH_STEPS], "reward/mean"),
     "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
     "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
     "clipped tokens": lambda rows: mean(rows, "clip/token"),
