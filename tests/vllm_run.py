@@ -31,7 +31,7 @@ if __name__ == "__main__":
     changes = {"rewards": [{"type": "function", "function": f"{__file__}:fail"}]} if args.fail else {}
     if args.device == "cuda":
         changes["rollout__vllm"] = {"memory_fraction": 0.1}
-    model = tiny_model(hidden_size=128, intermediate_size=128).model_dump() | {"device": args.device}
+    model = tiny_model(hidden_size=128, intermediate_size=128).model_dump() | {"device": args.device, "kernels": "torch"}
     config = tiny_config(args.folder, model=model, rollout__engine="vllm", training__steps=args.steps, **changes)
     try:
         train(config)
