@@ -80,7 +80,7 @@ class World:
             return [mine]
         out: list[Any] = [None] * self.size
         dist.all_gather_object(out, packed(mine), group=self.group)
-        return [pickle.loads(packed) for packed in out]
+        return [pickle.loads(told) for told in out]
 
     def most(self, numbers: Sequence[int]) -> list[int]:
         """The largest of each number over all ranks."""
