@@ -189,7 +189,9 @@ def ends() -> None:
             fail = ["--fail"] if end == "RAISE" else []
             words = [sys.executable, str(ROOT / "tests" / "vllm_run.py"), folder, "--device", "cuda", *fail]
             wanted = 4 if end == "RAISE" else 3
-            run = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            output = Path(folder, "output.txt")
+            with output.open("wb") as file:
+                run = subprocess.Popen(words, start_new_session=True, stdout=file, stderr=file)
             metrics, deadline = Path(folder, "tiny", "metrics.jsonl"), time.time() + 150
             try:
                 while run.poll() is None and time.time() < deadline:
@@ -197,7 +199,9 @@ def ends() -> None:
                         os.kill(run.pid, getattr(signal, f"SIG{end}"))
                         break
                     time.sleep(0.1)
-                told(f"{end}: its exit code, less the wanted", abs(run.wait(60) - wanted), 0)
+                if (code := run.wait(60)) != wanted:
+                    print(output.read_text()[-2000:])
+                told(f"{end}: its exit code, less the wanted", abs(code - wanted), 0)
             finally:
                 if run.poll() is None:
                     run.kill()

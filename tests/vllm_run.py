@@ -4,6 +4,7 @@ Exits with 3 when a signal ended it well; with --fail its reward fails in the fi
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -28,7 +29,12 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--fail", action="store_true")
     args = parser.parse_args()
-    changes = {"rewards": [{"type": "function", "function": f"{__file__}:fail"}]} if args.fail else {}
+    args.folder.mkdir(exist_ok=True)  # sums in a file: a machine with a GPU may lack the library that makes problems
+    problems = args.folder / "sums.jsonl"
+    problems.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(8) for b in range(8)))
+    changes: dict = {"data": {"source": "jsonl", "path": str(problems), "format": "text"}}
+    if args.fail:
+        changes["rewards"] = [{"type": "function", "function": f"{__file__}:fail"}]
     if args.device == "cuda":
         changes["rollout__vllm"] = {"memory_fraction": 0.1}
     model = tiny_model(hidden_size=128, intermediate_size=128).model_dump() | {"device": args.device, "kernels": "torch"}
