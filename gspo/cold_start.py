@@ -185,7 +185,8 @@ def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]
         loss += float(share.detach())
     if policy.shards:
         policy.shards.idle(world.most([len(micro_batches)])[0] - len(micro_batches), optimizer.backward)
-    (loss,), norm = world.sums([loss]), optimizer.step()
+    optimizer.step()
+    (loss,), norm = world.sums([loss]), optimizer.settle()
     if optimizer.lowered:
         return loss, None
     if not math.isfinite(norm):

@@ -20,6 +20,7 @@ from gspo.config import Config, CreateConfig, ModelConfig, SamplingConfig
 from gspo.recipe import build
 from gspo.rollout.engine import Request
 from gspo.rollout.transformers import TransformersEngine
+from gspo.training.optimizer import Optimizer
 from gspo.training.policy import Policy, load_policy
 from gspo.types import Trajectory
 
@@ -54,6 +55,11 @@ def sampled(policy: Policy, lengths: list[int], *, groups: int = 2, seed: int = 
         group = request.id.split("/")[1]
         out.append(Trajectory(request.id, group, tokens, trained, completion.logprobs, float(rng.normal())))
     return out
+
+
+def moments(optimizer: Optimizer) -> list[torch.Tensor]:
+    """All that AdamW remembers, its numbers of steps included."""
+    return [x for state in optimizer.adamw.state.values() for x in state.values()]
 
 
 def group_of(rng: np.random.Generator, group: str, prompt: int, responses: list[int]) -> list[Trajectory]:

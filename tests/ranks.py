@@ -135,6 +135,7 @@ def overflow(folder: Path, world: World) -> tuple[float, bool]:
     if world.is_main:
         optimizer.gradients[0].view(-1)[0] = torch.inf
     optimizer.step()
+    optimizer.settle()
     return optimizer.scaler.get_scale() / before, optimizer.lowered
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ def step(optimizer, number):
     g = torch.Generator().manual_seed(number)
     for master in optimizer.masters.values():
         master.grad.copy_(torch.randn(master.shape, generator=g) + 0.3)
-    return optimizer.step()
+    optimizer.step()
+    return optimizer.settle()
 
 
 @needs_torchao
@@ -63,6 +65,17 @@ def test_a_continued_run_steps_bit_by_bit_as_one_that_never_stopped():
     for optimizer in (first, second):
         step(optimizer, 3)
     assert all(torch.equal(weights[name], copies[name]) for name in weights)
+
+
+@needs_torchao
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    weights = parameters()
+    optimizer = optimizer_of("8bit", weights)
+    optimizer.gradients[0].fill_(torch.nan)
+    optimizer.step()
+    assert math.isnan(optimizer.settle()) and optimizer.updates == 0 and not optimizer.adamw.state
+    assert all(torch.equal(w, parameters()[name]) for name, w in weights.items())
+    assert math.isfinite(step(optimizer, 0)) and optimizer.updates == 1
 
 
 @needs_torchao

@@ -31,7 +31,9 @@ if __name__ == "__main__":
     args = parser.parse_args()
     args.folder.mkdir(exist_ok=True)  # sums in a file: a machine with a GPU may lack the library that makes problems
     problems = args.folder / "sums.jsonl"
-    problems.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(8) for b in range(8)))
+    problems.write_text(
+        "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(8) for b in range(8))
+    )
     changes: dict = {"data": {"source": "jsonl", "path": str(problems), "format": "text"}}
     if args.fail:
         changes["rewards"] = [{"type": "function", "function": f"{__file__}:fail"}]

@@ -63,7 +63,7 @@ class Ratios:
     """bool: that weight was capped or masked."""
 
     def on_cpu(self) -> Ratios:
-        """The same in the host's memory. It waits for the GPU, so not between two passes of a minibatch."""
+        """The same in the host's memory. It waits for all that the GPU has still to do."""
         fetched = {f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
         counts = {name: int(getattr(self, name)) for name in ("decisions_differ", "decisions")}
         return replace(self, **fetched | counts)

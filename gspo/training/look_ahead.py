@@ -23,10 +23,10 @@ class Pass:
     """Log-probabilities of the trained tokens."""
     grad_T: Tensor
     """Gradient of the loss with respect to them."""
-    loss: Tensor
-    """The micro-batch's share of the minibatch's, detached."""
+    loss: float
+    """The micro-batch's share of the minibatch's."""
     ratios: Ratios
-    """Diagnosis."""
+    """Diagnosis, in the host's memory."""
 
 
 def clipped_share(ratios: Sequence[Ratios]) -> float:

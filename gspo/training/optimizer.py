@@ -20,6 +20,9 @@ INITIAL_SCALE = 2.0**16
 clipped to about that anyway; entries down to 1e-9 keep all their bits. A start too high costs an update left out for each
 halving."""
 
+CLIP_EPSILON = 1e-6
+"""Added to a norm that gradients are divided by, as torch.nn.utils.clip_grad_norm_ does."""
+
 LOWEST_SCALE = 1.0
 """Overflows do not lower the loss scale below: a gradient that float16 cannot hold as it is, is no matter of scale."""
 
@@ -101,6 +104,10 @@ class Optimizer:
         self.scaler.scale(torch.zeros((), device=some.device))  # it makes its state here; a step may come without a loss
         self.lowered = False
         """Whether the last step was left out for an overflow that lowered the loss scale; float16 only."""
+        self._norm = math.nan
+        self._told: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        """Of the last step, on their way to the host: its norm and whether it lowered the loss scale; and their arrival."""
 
     @property
     def learning_rate(self) -> float:
@@ -124,35 +131,45 @@ class Optimizer:
         out.backward(self.scaler.scale(torch.ones_like(out) if grad is None else grad))
 
     @torch.no_grad()
-    def step(self) -> float:
+    def step(self) -> None:
         """One update with the gradients added up so far, clipped to max_grad_norm; then they are zeroed.
 
-        Returns the gradient norm, without loss scale, before clipping. If it is not finite nothing moves: neither
-        weights, nor moments, nor the number of updates; `lowered` then tells whether the loss scale could give way.
+        If the gradient's norm is not finite nothing moves: neither weights, nor moments, nor the number of updates. Whether
+        it is stays on the GPU, so that the host goes on with the next forward pass while this minibatch's backward pass
+        runs; `settle` tells.
         """
+        self.settle()
         some = next(iter(self.masters.values()))
         self.scaler.unscale_(self.adamw)
         if self.scaler.is_enabled():
             for overflowed in self.scaler._found_inf_per_device(self.adamw).values():
                 largest(overflowed, some)
         norm = added_up(torch.nn.utils.get_total_norm(self.gradients), some)
-        if bool(torch.isfinite(norm)):
-            if norm > self.config.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(self.parts.values(), self.config.max_grad_norm, norm)
-            for group in self.adamw.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(self.learning_rate)
-                else:
-                    group["lr"] = self.learning_rate
-            with warnings.catch_warnings():
-                if self.config.moments == "8bit":  # torchao compiles its step, and torch warns of that
-                    warnings.simplefilter("ignore")
-                self.adamw.step()
-            self.updates += 1
-            self._round()
+        finite = torch.isfinite(norm)
+        if self.config.moments == "float32":
+            self.adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]  # its kernel then moves nothing
+            self._move(norm)
+        elif bool(finite):  # torchao's knows no such thing
+            self._move(norm)
+        self._round()
         self.zero_grad()
-        self._move_scale()
-        return float(norm)
+        self._told = torch.stack([norm, self._move_scale(norm)]).to("cpu", non_blocking=True)
+        if norm.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def settle(self) -> float:
+        """Wait for the last step, count it if it was taken, and say in `lowered` whether the loss scale could give way.
+
+        Returns its gradient norm, without loss scale, before clipping; NaN before the first step.
+        """
+        if self._told is not None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._norm, lowered = self._told.tolist()
+            self.lowered, self._told, self._arrived = bool(lowered), None, None
+            self.updates += math.isfinite(self._norm)
+        return self._norm
 
     def metrics(self) -> Metrics:
         """The loss scale of the next update, where there is one."""
@@ -160,6 +177,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that resuming needs besides the model's own weights, as flat names to tensors, sharded as they are."""
+        self.settle()
         out = {"updates": torch.tensor(self.updates)}
         if self.scaler.is_enabled():
             scaler = self.scaler.state_dict()
@@ -209,18 +227,35 @@ class Optimizer:
             )
         return buffer
 
-    def _move_scale(self) -> None:
-        """Halve the loss scale after an overflow, double it after 2,000 steps without one."""
-        before = self.scaler.get_scale()
+    def _move(self, norm: Tensor) -> None:
+        """AdamW's step with the gradients clipped, at the rate of this update."""
+        too_long, most = norm > self.config.max_grad_norm, self.config.max_grad_norm
+        torch._foreach_mul_(self.gradients, torch.where(too_long, most / (norm + CLIP_EPSILON), 1.0))
+        for group in self.adamw.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.learning_rate)
+            else:
+                group["lr"] = self.learning_rate
+        with warnings.catch_warnings():
+            if self.config.moments == "8bit":  # torchao compiles its step, and torch warns of that
+                warnings.simplefilter("ignore")
+            self.adamw.step()
+
+    def _move_scale(self, other: Tensor) -> Tensor:
+        """Halve the loss scale after an overflow, double it after 2,000 steps without one; 1 if it is lower now, else 0."""
+        if not self.scaler.is_enabled():
+            return torch.zeros_like(other)
+        scale = self.scaler._scale
+        assert scale is not None
+        before = scale.clone()
         self.scaler.update()
-        if self.scaler.is_enabled() and self.scaler.get_scale() < LOWEST_SCALE:
-            self.scaler.update(LOWEST_SCALE)
-        self.lowered = self.scaler.get_scale() < before
+        scale.clamp_(min=LOWEST_SCALE)
+        return (scale < before).to(other)
 
     def _round(self) -> None:
-        for name, p in self.parameters.items():
-            if self.masters[name] is not p:
-                p.copy_(self.masters[name])
+        rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]
+        if rounded:
+            torch._foreach_copy_([self.parameters[name] for name in rounded], [self.masters[name] for name in rounded])
 
 
 def _add_into(master: Tensor):

@@ -135,13 +135,16 @@ def update(
         scorer.end()
         if policy.shards:
             policy.shards.idle(part.idle, optimizer.backward)
-        out.losses.append(sum(float(one.loss) for one in passes))
-        out.ratios.append([one.ratios.on_cpu() for one in passes])
+        out.losses.append(sum(one.loss for one in passes))
+        out.ratios.append([one.ratios for one in passes])
         if i == 0:
             old = _old_logprobs(scorer, minibatches[1:], config, out)
+        else:  # only now: the host has long gone on by itself
+            out.grad_norms.append(_settled(policy, optimizer, minibatches[i - 1], skips))
         out.learning_rate = optimizer.learning_rate
-        out.grad_norms.append(_step(policy, optimizer, part, skips))
+        optimizer.step()
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
+    out.grad_norms.append(_settled(policy, optimizer, minibatches[-1], skips))
     out.routing = scorer.metrics()
     return out
 
@@ -272,7 +275,8 @@ def _forward(
     ids = tuple(t.id for t in micro.trajectories)
     sides = engine_T, trainer_T, stale_tokens(micro)
     ratios = observe(ids, logp_T, entropy_T, *sides, batch, result, clip, algorithm.unit, corrected)
-    return Pass(micro, logp_T, grad_T, result.loss.detach(), ratios)
+    # The host has waited for the forward pass here, to see that all is finite; later it would wait for the backward pass.
+    return Pass(micro, logp_T, grad_T, float(result.loss.detach()), ratios.on_cpu())
 
 
 def _may_look_ahead(policy: Policy, config: Config) -> bool:
@@ -309,8 +313,9 @@ def _old_logprobs(scorer: Passes, later: Sequence[Minibatch], config: Config, ou
     return old
 
 
-def _step(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -> float:
-    norm = optimizer.step()
+def _settled(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -> float:
+    """The gradient norm of a minibatch's step, which is counted as taken or as left out."""
+    norm = optimizer.settle()
     if math.isfinite(norm):
         policy.version += 1
         skips.in_a_row = 0
@@ -320,6 +325,7 @@ def _step(policy: Policy, optimizer: Optimizer, part: Minibatch, skips: Skips) -
         return norm
     skips.in_a_row += 1
     if skips.in_a_row >= MAX_SKIPPED:
+        optimizer.zero_grad()  # there may be those of the next minibatch
         ids = [t.id for m in part.micro_batches for t in m.trajectories]
         raise TrainingError(
             f"the gradient was NaN or infinite in {skips.in_a_row} updates in a row; samples of the last: {', '.join(ids)}"
