@@ -158,7 +158,12 @@ def print_tables(rows: Rows, starts: dict[tuple, Rows]) -> None:
         at = {since: rows[0]["at"] for (since, _, of), rows in starts.items() if of == seed}
         print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
 
-    seeds = sorted({seed for _, _, seed in starts})  # of those that fell
+    same = next(iter(OTHER))
+
+    def seeds(since: str, *changes: str) -> list[int]:
+        """Those that fell and were run to the end from there, with all of these."""
+        of = [{seed for when, change, seed in starts if (when, change) == (since, c)} for c in changes]
+        return sorted(set.intersection(*of))
 
     def begin(since: str, change: str, seed: int) -> float:
         return next(row["evaluation/pass@1"] for row in starts[since, change, seed] if "evaluation/pass@1" in row)
@@ -167,14 +172,15 @@ def print_tables(rows: Rows, starts: dict[tuple, Rows]) -> None:
         return last(starts[since, change, seed], "evaluation/pass@1")
 
     def cell(since: str, change: str) -> str:
-        before, after = ([of(since, change, seed) for seed in seeds] for of in (begin, end))
+        before, after = ([of(since, change, seed) for seed in seeds(since, change)] for of in (begin, end))
         return f"{shown(before)} -> {shown(after)}"
 
     def gain(since: str, change: str) -> str:
-        return shown([end(since, change, seed) - begin(since, change, seed) for seed in seeds])
+        return shown([end(since, change, seed) - begin(since, change, seed) for seed in seeds(since, change)])
 
     def against_same(since: str, change: str) -> str:
-        return shown([end(since, change, seed) - end(since, next(iter(OTHER)), seed) for seed in seeds])
+        both = seeds(since, change, same)
+        return shown([end(since, change, seed) - end(since, same, seed) for seed in both])
 
     columns = {change: change for change in OTHER}
     print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")
