@@ -60,6 +60,9 @@ MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
 """Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
 BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
+SEARCHED_RANGES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
+"""Factors on the authors' clip ranges searched beside 1, at each arm's own rate: gspo drops half of all tokens with
+1, grpo next to none."""
 RANGES = {"gspo": 64.0, "grpo": 1 / 64}
 """Factors on the authors' clip ranges at which both are pushed again, at APART: gspo's then drops less, grpo's more."""
 APART = (3e-4, 8)
@@ -94,6 +97,19 @@ def run(output: Path) -> None:
             rate, minibatches = APART
             rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS, scale=scale), scale=scale)
     write("routing_replay", rows)
+    for arm, (objective, _) in ARMS.items():
+        scales = (1.0, *SEARCHED_RANGES[objective])
+        found = {x: trial(plan, arm, SEARCH_SEED, chosen[arm], 4, SEARCH_STEPS, scale=x) for x in scales}
+        rows += [row for x in scales[1:] for row in of_range(found[x], "range search", x)]
+        best = max(scales, key=lambda x: score(found[x]))
+        for seed in SEEDS:
+            rows += of_range(trial(plan, arm, seed, chosen[arm], 4, STEPS, scale=best), "range chosen", best)
+        write("routing_replay", rows)
+
+
+def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
+    """Rows of a run with the authors' range times `scale`, without lists by layer."""
+    return [{k: v for k, v in row.items() if k != "moe/flips_by_layer"} | {"what": what, "scale": scale} for row in rows]
 
 
 def pushed(rows: Rows, **labels: Any) -> list[dict[str, Any]]:
@@ -257,6 +273,8 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
     if any(row["what"] == "ranges" for row in rows):
         _print_ranges(rows)
+    if any(row["what"] == "range search" for row in rows):
+        _print_chosen_ranges(rows, found)
     _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
 
 
@@ -284,6 +302,26 @@ def _print_pushed(runs: dict[tuple, Rows]) -> None:
 
         print(f"pushed: {title}\n" + table(ARMS, places, lambda arm, place: shown(by_seed(arm, place))))
         print(table(DIFFERENCES, places, difference))
+
+
+def _print_chosen_ranges(rows: Rows, found: dict[tuple, Rows]) -> None:
+    """The search of the range at each arm's own rate, and the arms with what it chose."""
+    searched = by_run([row for row in rows if row["what"] == "range search"], "arm", "scale")
+    for arm in ARMS:
+        (rate,) = {row["rate"] for row in rows if row["what"] == "range search" and row["arm"] == arm}
+        scores = {1.0: score(found[arm, rate])} | {x: score(run) for (of, x), run in searched.items() if of == arm}
+        print(f"{arm} at {rate:g}, range x: " + ", ".join(f"{x:.4g}: {y:.3f}" for x, y in sorted(scores.items())))
+    runs = by_run([row for row in rows if row["what"] == "range chosen"], "arm", "scale", "seed")
+    chosen = {arm: scale for arm, scale, _ in runs}
+
+    def cell(arm: str, value: Any) -> str:
+        return shown([value(runs[arm, chosen[arm], seed]) for seed in SEEDS])
+
+    def difference(pair: str, value: Any) -> str:
+        more, less = ([value(runs[arm, chosen[arm], seed]) for seed in SEEDS] for arm in pair.split(" less "))
+        return shown([a - b for a, b in zip(more, less, strict=True)])
+
+    print("range chosen too", chosen, "\n" + table(ARMS, COLUMNS, cell) + table(DIFFERENCES, COLUMNS, difference))
 
 
 def _print_ranges(rows: Rows) -> None:

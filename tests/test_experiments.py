@@ -127,7 +127,7 @@ SMALL = {
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 5}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4),
+        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 5, "SEARCHED_RANGES": {"gspo": (4.0,), "grpo": (0.25,)},
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
