@@ -181,8 +181,8 @@ def imitate(policy: Policy, optimizer: Optimizer, examples: Sequence[Trajectory]
     for micro in micro_batches:
         logp_T, _ = policy.score(micro, temperature=1.0)
         share = -logp_T.sum() / total
-        optimizer.backward(share)
         loss += float(share.detach())
+        optimizer.backward(share)
     if policy.shards:
         policy.shards.idle(world.most([len(micro_batches)])[0] - len(micro_batches), optimizer.backward)
     optimizer.step()

@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_is_skipped_counted_and_recorded_as_null(tmp_p
         one = wanted(scorer, *rest)
         if scorer.policy.version == 0:
             next(iter(scorer.policy.trainable.values())).grad.fill_(float("inf"))
-            return replace(one, loss=torch.tensor(float("inf")))
+            return replace(one, loss=float("inf"))
         return one
 
     monkeypatch.setattr(update_module, "_accumulate", once)

@@ -30,11 +30,10 @@ def _gradients(folder, policy, trajectories, **changes):
     optimizer = Optimizer(policy.trainable, config.training, 1)
     caught = {}
 
-    def no_step():
+    def no_step(norm):
         caught.update({k: m.grad.clone() for k, m in optimizer.masters.items()})
-        return 0.0
 
-    optimizer.step = no_step
+    optimizer._move = no_step
     parts = pack_minibatches(trajectories, config, seed=0, device=policy.device)
     out = update(policy, optimizer, parts, config, Skips())
     return caught, out
@@ -282,6 +281,35 @@ def test_a_step_that_is_left_out_leaves_the_next_as_it_would_have_been(dtype):
     for broken in (0, 2):
         for a, b in zip(moved(broken), wanted, strict=True):
             assert a.shape == b.shape and torch.equal(a.float(), b.float())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("old", ["engine", "trainer"])
+def test_the_host_waits_for_nothing_between_a_backward_pass_and_the_next_forward_pass(tmp_path, monkeypatch, old):
+    model = ModelConfig(**tiny_model("bfloat16").model_dump() | {"device": "cuda", "kernels": "torch"})
+    policy = load_policy(model, temperature=1.0, seed=0)
+    config = tiny_config(tmp_path, model=model.model_dump(), rollout__old_logprobs=old, training__minibatches=4)
+    optimizer = Optimizer(policy.trainable, config.training, 100)
+    parts = pack_minibatches(sampled(policy, LENGTHS * 2), config, seed=0, device=policy.device)
+    update(policy, optimizer, parts, config, Skips())  # first uses of a library may wait
+    backward, score, calls = Optimizer.backward, Policy.score, []
+
+    def watched(*args):
+        torch.cuda.set_sync_debug_mode("default")
+        backward(*args)
+        calls.append(torch.cuda.set_sync_debug_mode("error"))
+
+    def unwatched(*args, **kwargs):
+        torch.cuda.set_sync_debug_mode("default")
+        return score(*args, **kwargs)
+
+    monkeypatch.setattr(Optimizer, "backward", watched)
+    monkeypatch.setattr(Policy, "score", unwatched)
+    try:
+        update(policy, optimizer, parts, config, Skips())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(calls) >= 4
 
 
 def test_a_broken_log_probability_names_its_sample(tmp_path):

@@ -63,9 +63,12 @@ class Ratios:
     """bool: that weight was capped or masked."""
 
     def on_cpu(self) -> Ratios:
-        """The same in the host's memory. It waits for all that the GPU has still to do."""
-        fetched = {f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
-        counts = {name: int(getattr(self, name)) for name in ("decisions_differ", "decisions")}
+        """The same in the host's memory. It waits, once, for all that the GPU has still to do."""
+        tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        fetched = {name: x.to("cpu", non_blocking=True) for name, x in tensors.items()}
+        if self.log_ratio_T.is_cuda:
+            torch.cuda.current_stream(self.log_ratio_T.device).synchronize()
+        counts = {name: int(x) for name, x in fetched.items() if name in ("decisions_differ", "decisions")}
         return replace(self, **fetched | counts)
 
 

@@ -111,7 +111,7 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update."""
+        """The rate of the next update; of the last one until that has been settled."""
         return learning_rate(self.config, self.updates, self.total_updates)
 
     @property
@@ -136,7 +136,7 @@ class Optimizer:
 
         If the gradient's norm is not finite nothing moves: neither weights, nor moments, nor the number of updates. Whether
         it is stays on the GPU, so that the host goes on with the next forward pass while this minibatch's backward pass
-        runs; `settle` tells.
+        runs; `settle` tells. With moments of 8 bits the host waits.
         """
         self.settle()
         some = next(iter(self.masters.values()))
@@ -156,7 +156,7 @@ class Optimizer:
         self._told = torch.stack([norm, self._move_scale(norm)]).to("cpu", non_blocking=True)
         if norm.is_cuda:
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(norm.device))
 
     def settle(self) -> float:
         """Wait for the last step, count it if it was taken, and say in `lowered` whether the loss scale could give way.
@@ -195,6 +195,7 @@ class Optimizer:
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up `state()`, its tensors whole. Raises ValueError if it belongs to other parameters."""
+        self.settle()
         stray = {k.partition("/")[2] for k in state if "/" in k} - set(self.masters)
         if stray:
             raise ValueError(f"the optimizer's state has parameters that the model lacks, e.g. {min(stray)}")
@@ -241,16 +242,16 @@ class Optimizer:
                 warnings.simplefilter("ignore")
             self.adamw.step()
 
-    def _move_scale(self, other: Tensor) -> Tensor:
+    def _move_scale(self, norm: Tensor) -> Tensor:
         """Halve the loss scale after an overflow, double it after 2,000 steps without one; 1 if it is lower now, else 0."""
         if not self.scaler.is_enabled():
-            return torch.zeros_like(other)
+            return torch.zeros_like(norm)
         scale = self.scaler._scale
         assert scale is not None
         before = scale.clone()
         self.scaler.update()
         scale.clamp_(min=LOWEST_SCALE)
-        return (scale < before).to(other)
+        return (scale < before).to(norm)
 
     def _round(self) -> None:
         rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]

@@ -20,6 +20,12 @@ class TrainingError(Exception):
     """Training cannot go on; the message names the samples."""
 
 
+def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """An array on a device. The host does not wait for what a GPU has still to do before."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else host.to(device)
+
+
 SHARED_FROM = {"cpu": 0.1, "cuda": 0.25}
 """Prompts are shared where that leaves out this share of the tokens or more, by kind of device. On a CPU less did not pay
 at unequal lengths; on an H200 attention's second pair of kernels cost a quarter of a layer, so that a sixth fewer tokens
@@ -145,7 +151,7 @@ def _pack(some: Sequence[Family], device: torch.device | str) -> MicroBatch:
                 place += own
 
     def tensor(parts: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts))).to(device)
+        return on_device(np.ascontiguousarray(np.concatenate(parts)), device)
 
     return MicroBatch(
         trajectories=tuple(trajectories),

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..config import Config
 from ..moe import Record, RecordError, Routing, RoutingCounts, checked_rows, packed_ids, routing_metrics
 from ..types import Metrics, Trajectory
-from .packing import MicroBatch, TrainingError
+from .packing import MicroBatch, TrainingError, on_device
 from .policy import Policy
 from .pretrained import ModelError
 
@@ -130,7 +130,7 @@ class _Watcher:
         if micro.trajectories[0].id not in records:
             return None
         ids_NLK = packed_ids([records[t.id] for t in micro.trajectories], micro.places, micro.num_tokens)
-        return torch.from_numpy(ids_NLK).to(self.policy.device)
+        return on_device(ids_NLK, self.policy.device)
 
     def _of_engine(self, micro: MicroBatch) -> dict[str, Record]:
         for t in micro.trajectories:

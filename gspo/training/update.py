@@ -21,7 +21,7 @@ from .correction import Weights, correction_weights, weighted
 from .diagnosis import Ratios, mismatch_size, observe
 from .look_ahead import Pass, clipped_share, moving
 from .optimizer import Optimizer
-from .packing import MicroBatch, TrainingError, make_micro_batches, split_minibatches
+from .packing import MicroBatch, TrainingError, make_micro_batches, on_device, split_minibatches
 from .policy import Policy
 from .routing import Passes
 from .sharding import share_by_tokens
@@ -118,7 +118,7 @@ def update(
     """A gradient step on the objective for each minibatch; `skips` counts those left out.
 
     Raises TrainingError, by sample id, for a log-probability that is not finite and for three gradients in a row that
-    are not.
+    are not. The step before may then not be counted yet, in `policy.version` and `skips`.
     """
     out = Updated(threshold=MISMATCH_FRACTION * min(chosen_clip(config)))
     old: list[list[Tensor]] = []
@@ -139,7 +139,7 @@ def update(
         out.ratios.append([one.ratios for one in passes])
         if i == 0:
             old = _old_logprobs(scorer, minibatches[1:], config, out)
-        else:  # only now: the host has long gone on by itself
+        else:  # nothing to wait for: that step came before the forward pass whose ratios are here
             out.grad_norms.append(_settled(policy, optimizer, minibatches[i - 1], skips))
         out.learning_rate = optimizer.learning_rate
         optimizer.step()
@@ -215,7 +215,7 @@ def engine_logprobs(micro: MicroBatch) -> Tensor:
 def stale_tokens(micro: MicroBatch) -> Tensor:
     """Which of the trained tokens [T] an earlier policy sampled than the one that the update starts from."""
     stale = [np.zeros(t.num_trained, bool) if t.stale is None else t.stale for t in micro.trajectories]
-    return torch.from_numpy(np.concatenate(stale)).to(micro.token_ids_N.device)
+    return on_device(np.concatenate(stale), micro.token_ids_N.device)
 
 
 def _accumulate(
@@ -340,7 +340,7 @@ def _objective_batch(micro: MicroBatch, old_T: Tensor, part: Minibatch) -> Batch
         spread = [np.broadcast_to(np.float32(t.advantage), t.num_trained) for t in micro.trajectories]
         advantage = _concatenated(spread, micro)
     else:
-        advantage = torch.tensor(advantages, dtype=torch.float32, device=micro.token_ids_N.device)
+        advantage = on_device(np.array(advantages, np.float32), micro.token_ids_N.device)
     references = [t.reference_logprobs for t in micro.trajectories if t.reference_logprobs is not None]
     return pack(
         old_T,
@@ -354,4 +354,4 @@ def _objective_batch(micro: MicroBatch, old_T: Tensor, part: Minibatch) -> Batch
 
 
 def _concatenated(arrays: Sequence[np.ndarray], micro: MicroBatch) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(micro.token_ids_N.device)
+    return on_device(np.concatenate(arrays).astype(np.float32), micro.token_ids_N.device)
