@@ -131,6 +131,11 @@ SMALL = {
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
+    "engine_replay": {
+        "SEEDS": (0,), "STEPS": 5, "DIGITS": 3,
+        "DECODER": {f"model.create.{k}": v for k, v in
+                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
+    },
     "deep_mixture": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 5, "DIGITS": 3,
         "DECODER": {f"model.create.{k}": v for k, v in

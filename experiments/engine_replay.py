@@ -1,0 +1,123 @@
+"""The mixture of routing_replay.py in bfloat16, where engine and trainer choose different experts: the engine's replayed.
+
+    python experiments/engine_replay.py
+    python experiments/engine_replay.py --draw
+
+Run from the repository's folder. Writes docs/evidence/engine_replay.jsonl and .png.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from common import (
+    EVIDENCE,
+    METHODS,
+    SEEDS,
+    Plan,
+    band,
+    by_run,
+    last,
+    main,
+    mean,
+    metrics,
+    read,
+    score,
+    short,
+    shown,
+    smooth,
+    sorting,
+    table,
+    write,
+)
+from routing_replay import DECODER, DIGITS, mean_of
+
+RATE = 1e-4
+"""What the search of routing_replay.py chose for each of its arms."""
+STEPS = 40
+PRECISION = {"model.dtype": "bfloat16", "model.head_dtype": "float32"}
+SCORED = {
+    "rollout.old_logprobs": "trainer",
+    "rollout.routed_experts": True,
+    "training.schedule": "constant",
+    "training.minibatches": 4,
+    "evaluation.every": 20,
+}
+"""In all arms: the scoring pass that R2 needs, and the engine's choices, that its flips are counted."""
+REPLAYS = {"": "none", ", R2": "trainer", ", R3": "engine"}
+ARMS = {f"{objective}{name}": (objective, replay) for objective in METHODS for name, replay in REPLAYS.items()}
+KEPT = (
+    "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "ratio/sequence_std", "mismatch/size",
+    "mismatch/k3", "mismatch/sequence_std", "moe/flips_by_minibatch", "moe/tokens_flipped", "moe/engine_flips",
+    "moe/replay_bytes", "moe/replay_s",
+)  # fmt: skip
+
+
+def run(output: Path) -> None:
+    """Every arm at every seed, from routing_replay.py's cold starts."""
+    sorts = sorting(DIGITS, output)
+    start = Plan(sorts.recipe, output / "routing", {**sorts.settings, **DECODER})
+    plan = Plan(sorts.recipe, output / "engine_replay", {**sorts.settings, **DECODER, **PRECISION})
+    rows = []
+    for seed in SEEDS:
+        for arm in ARMS:
+            rows += trial(plan, arm, seed, start.start(seed))
+        write("engine_replay", rows)
+
+
+def trial(plan: Plan, arm: str, seed: int, model: str) -> list[dict[str, Any]]:
+    """The rows of one run from a model."""
+    objective, replay = ARMS[arm]
+    settings = {**METHODS[objective].settings(RATE, 1.0), **SCORED, "training.replay": replay, "training.steps": STEPS}
+    folder = plan.run(f"{objective}-{replay}", seed, settings, model=model)
+    return [{"arm": arm, "seed": seed} | {k: short(row[k]) for k in KEPT if k in row} for row in metrics(folder)]
+
+
+# ---- what the rows say ------------------------------------------------------------------------------------
+
+COLOURS = dict(zip(ARMS, ("tab:blue", "tab:cyan", "navy", "tab:red", "tab:orange", "maroon"), strict=True))
+COLUMNS = {
+    "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
+    "after": lambda rows: last(rows, "evaluation/pass@1"),
+    "training reward, last 20 steps": score,
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "engine's choices that the trainer does not make": lambda rows: mean(rows, "moe/engine_flips"),
+    "engine against trainer, k3": lambda rows: mean(rows, "mismatch/k3"),
+    "deviation of s that it makes": lambda rows: mean(rows, "mismatch/sequence_std"),
+    "choices flipped, last minibatch": lambda rows: mean_of(rows, "moe/flips_by_minibatch", -1),
+    "sd of s": lambda rows: mean(rows, "ratio/sequence_std"),
+    "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
+}
+DIFFERENCES = [f"{objective}, R3 less {objective}{other}" for objective in METHODS for other in ("", ", R2")]
+
+
+def draw() -> None:
+    """The figure, and on standard output the tables."""
+    from matplotlib.figure import Figure
+
+    runs = by_run(read("engine_replay"), "arm", "seed")
+    seeds = sorted({seed for _, seed in runs})
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    reward, gap = figure.subplots(1, 2)
+    for arm, colour in COLOURS.items():
+        band(reward, [smooth(runs[arm, seed], "reward/mean") for seed in seeds], label=arm, colour=colour)
+        band(gap, [smooth(runs[arm, seed], "mismatch/k3") for seed in seeds], label=arm, colour=colour)
+    reward.set(xlabel="step", ylabel="training reward", title="mean and range of seeds", ylim=(0, None))
+    gap.set(xlabel="step", ylabel="k3, nats a token", title="engine against trainer at the old policy", ylim=(0, None))
+    reward.legend(frameon=False, fontsize=8)
+    figure.savefig(EVIDENCE / "engine_replay.png", dpi=110)
+
+    def difference(pair: str, value: Any) -> str:
+        more, less = (value_by_seed(arm, value) for arm in pair.split(" less "))
+        return shown([a - b for a, b in zip(more, less, strict=True)], 4)
+
+    def value_by_seed(arm: str, value: Any) -> list[float]:
+        return [value(runs[arm, seed]) for seed in seeds]
+
+    print(table(ARMS, COLUMNS, lambda arm, value: shown(value_by_seed(arm, value), 4)))
+    print(table(DIFFERENCES, COLUMNS, difference))
+
+
+if __name__ == "__main__":
+    main(str(__doc__), run, draw)
