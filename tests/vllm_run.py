@@ -29,16 +29,15 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--fail", action="store_true")
     args = parser.parse_args()
-    args.folder.mkdir(exist_ok=True)  # sums in a file: a machine with a GPU may lack the library that makes problems
-    problems = args.folder / "sums.jsonl"
-    problems.write_text(
-        "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(8) for b in range(8))
-    )
-    changes: dict = {"data": {"source": "jsonl", "path": str(problems), "format": "text"}}
+    changes: dict = {}
     if args.fail:
         changes["rewards"] = [{"type": "function", "function": f"{__file__}:fail"}]
     if args.device == "cuda":
         changes["rollout__vllm"] = {"memory_fraction": 0.1}
+        args.folder.mkdir(exist_ok=True)  # sums in a file: there the library that makes problems may be missing
+        sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(8) for b in range(8)]
+        (args.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+        changes["data"] = {"source": "jsonl", "path": str(args.folder / "sums.jsonl"), "format": "text"}
     model = tiny_model(hidden_size=128, intermediate_size=128).model_dump() | {"device": args.device, "kernels": "torch"}
     config = tiny_config(args.folder, model=model, rollout__engine="vllm", training__steps=args.steps, **changes)
     try:
