@@ -219,30 +219,28 @@ def gradients(
     return {name: x.cpu().numpy() for name, x in products.items()}, rows
 
 
-def moved(ground: Ground, start: str, seed: int) -> dict[str, Policy]:
-    """The old policy and those some steps on."""
+def moved(ground: Ground, start: str, seed: int) -> dict[str, str]:
+    """The models of the old policy and of those some steps on, which are run unless they are there."""
     found = {"old": start}
     for name, (steps, rate) in ground.steps.items():
         settings = {"training.steps": steps, "training.learning_rate": rate}
         folder = ground.plan.run(name, OTHER_BATCHES + seed, settings, model=start)
         found[name] = str(folder / "checkpoints" / f"step-{steps:06d}" / "model")
+    return found
+
+
+def measure(ground: Ground, start: str, seed: int, length: int) -> None:
+    """Products of gradients, and ratios, of one policy at one length, unless they are there."""
+    path = ground.plan.folder / f"gram-{seed}-{length}.npz"
+    if path.exists():
+        return
     config = ground.plan.config("old", seed, {"model.create": None, "model.path": start}).model
-    models = {name: config.model_copy(update={"path": path}) for name, path in found.items()}
-    return {name: load_policy(model, temperature=1.0, seed=0) for name, model in models.items()}
-
-
-def measure(ground: Ground, start: str, seed: int) -> None:
-    """Products of gradients, and ratios, of one policy at every length where they are not there."""
-    folder = ground.plan.folder
-    policies = moved(ground, start, seed)
-    for length, groups in ground.groups.items():
-        path = folder / f"gram-{seed}-{length}.npz"
-        if path.exists():
-            continue
-        products, rows = gradients(policies, ground, length, seed)
-        (folder / f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
-        np.savez(path, **products)
-        print(f"seed {seed}, length {length}: {groups} groups", flush=True)
+    models = {name: config.model_copy(update={"path": path}) for name, path in moved(ground, start, seed).items()}
+    policies = {name: load_policy(model, temperature=1.0, seed=0) for name, model in models.items()}
+    products, rows = gradients(policies, ground, length, seed)
+    path.with_name(f"ratios-{seed}-{length}.json").write_text(json.dumps(rows), "utf-8")
+    np.savez(path, **products)
+    print(f"seed {seed}, length {length}: {ground.groups[length]} groups", flush=True)
 
 
 def run(output: Path) -> None:
@@ -250,7 +248,9 @@ def run(output: Path) -> None:
     plan = Plan("experiments/sums.toml", output / "gradient_variance", {"training.minibatches": 1})
     ground = Ground(plan, "7+5=", STEPS, GROUPS)
     for seed in SEEDS:
-        measure(ground, str(imitated(seed, output / "sums" / f"policy-{seed}")), seed)
+        start = str(imitated(seed, output / "sums" / f"policy-{seed}"))
+        for length in GROUPS:
+            measure(ground, start, seed, length)
     write("gradient_variance", measured_rows(plan.folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
 
 

@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 
 from common import EVIDENCE, SEEDS, Plan, main, read, side_by_side, write
-from gradient_variance import ARMS, Ground, measure
+from gradient_variance import ARMS, Ground, measure, moved
 from gradient_variance_numbers import draw, measured_rows, print_table
 from language_model import MODEL
 from sums import problem, solved
@@ -43,7 +43,9 @@ def run(output: Path) -> None:
     plan = Plan("experiments/sums.toml", output / "language_variance", SETTINGS, model=MODEL)
     numbers = random.Random(0)
     ground = Ground(plan, solved(numbers, SHOWN) + problem(numbers)[0], STEPS, GROUPS, WIDTH)
-    side_by_side(measure, [(ground, MODEL, seed) for seed in SEEDS])
+    side_by_side(moved, [(ground, MODEL, seed) for seed in SEEDS])
+    longest_first = sorted(GROUPS, reverse=True)
+    side_by_side(measure, [(ground, MODEL, seed, length) for length in longest_first for seed in SEEDS])
     write("language_variance", measured_rows(plan.folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
 
 
