@@ -32,7 +32,7 @@ from gspo.config import SamplingConfig
 from gspo.objectives import OBJECTIVES, Clip, pack
 from gspo.rollout.engine import Request, sample_seed
 from gspo.rollout.transformers import TransformersEngine
-from gspo.training.packing import make_micro_batches
+from gspo.training.packing import MicroBatch, make_micro_batches
 from gspo.training.policy import Policy, load_policy
 from gspo.types import Completion, Prompt, Sample, Trajectory
 
@@ -46,6 +46,8 @@ STEPS = {"near": (2, 1.5e-4), "far": (20, 5e-4)}
 OTHER_BATCHES = 1000
 """Added to the seed for those steps, so that their prompts and samples are not the measured ones."""
 UNCLIPPED = Clip(1.0, math.inf)
+TOKENS = 8192
+"""Of a micro-batch. All arms of a policy go backward through what its forward pass kept."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ ARMS = [
 """Noise of 0.05 has a mean absolute value of 0.04, as vLLM and transformers differ in bfloat16; 0.5 is ten times it."""
 
 
-def coefficients(logp_T: Tensor, old_T: Tensor, arm: Arm, sign: float) -> Tensor:
-    """c where A times the sum of c_t grad log pi_t is the gradient of the objective of one response, for A of this sign."""
+def coefficients(logp_T: Tensor, old_T: Tensor, micro: MicroBatch, arm: Arm) -> Tensor:
+    """c where the sum of c_t grad log pi_t is the gradient of the objective of a group that these responses are of."""
     algorithm = OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
     leaf_T = logp_T.detach().requires_grad_()
-    advantage_S = torch.tensor([sign], device=logp_T.device)
-    batch = pack(logp_T if arm.ratio == "none" else old_T, torch.zeros_like(logp_T, dtype=torch.int64), advantage_S)
+    advantage_S = torch.tensor([t.advantage for t in micro.trajectories], device=logp_T.device)
+    below_T = logp_T if arm.ratio == "none" else old_T
+    batch = pack(below_T, micro.sequence_T, advantage_S, global_sequences=G)
     loss = algorithm.function(leaf_T, batch, algorithm.clip if arm.clipped else UNCLIPPED, None).loss
-    return -torch.autograd.grad(loss, leaf_T)[0] / sign
+    return -torch.autograd.grad(loss, leaf_T)[0]
 
 
 class Sketch:
@@ -131,7 +134,7 @@ class Sketch:
 
 
 class Pull:
-    """sum of c_t grad log pi_t of one response, for many c by one forward pass; multiples of a c are computed once."""
+    """sum of c_t grad log pi_t of some responses, for many c by one forward pass; multiples of a c are computed once."""
 
     def __init__(self, logp_T: Tensor, parameters: list[Tensor], sketch: Sketch) -> None:
         self.logp_T, self.parameters, self.sketch = logp_T, parameters, sketch
@@ -160,11 +163,11 @@ def sample(policy: Policy, prompt: str, length: int, count: int, seed: int) -> l
     return TransformersEngine(policy, max_rows=128).generate(requests, sampling)
 
 
-def trajectory(policy: Policy, prompt: str, completion: Completion, name: str) -> Trajectory:
+def trajectory(policy: Policy, prompt: str, completion: Completion, name: str, advantage: float) -> Trajectory:
     """A response after the prompt, to be scored."""
     ids = np.array(policy.tokenizer(prompt, add_special_tokens=False)["input_ids"])
     tokens = np.concatenate([ids, completion.token_ids])
-    return Trajectory(name, name, tokens, np.arange(len(tokens)) >= len(ids), completion.logprobs, 0.0)
+    return Trajectory(name, "", tokens, np.arange(len(tokens)) >= len(ids), completion.logprobs, advantage)
 
 
 def advantages(policy: Policy, prompt: str, completions: list[Completion]) -> np.ndarray:
@@ -176,24 +179,42 @@ def advantages(policy: Policy, prompt: str, completions: list[Completion]) -> np
     return np.concatenate([group_advantages(rewards[g : g + G]) for g in range(0, len(samples), G)]).astype(float)
 
 
-def response_vectors(
-    policies: dict[str, Policy], prompt: str, completion: Completion, noise_T: Tensor, sign: float, sketch: Sketch
-) -> tuple[list[Tensor], list[dict]]:
-    """Each arm's vector of one response whose advantage has this sign, [arms][K], and what the ratios were like."""
-    vectors, rows, pulls, old_T = [], [], {}, torch.from_numpy(completion.logprobs).to(noise_T.device)
+def group_gradients(
+    policies: dict[str, Policy], group: list[Trajectory], noises: dict[str, np.ndarray], sketch: Sketch
+) -> tuple[Tensor, list[dict]]:
+    """Each arm's gradient of a group's objective, float32 [arms, K], and what the ratios of its responses were like. Noises
+    [T] by id."""
+    total, rows = torch.zeros(len(ARMS), sketch.width, device=policies["old"].device), []
     for name, policy in policies.items():
-        one = [trajectory(policy, prompt, completion, name)]
-        (micro,) = make_micro_batches(one, token_budget=4096, device=policy.device)
-        pulls[name] = Pull(policy.score(micro)[0], list(policy.trainable.values()), sketch)
-    for arm in ARMS:
-        pull, below_T = pulls[arm.policy], old_T + arm.noise * noise_T
-        d_T = pull.logp_T.detach() - below_T
-        c_T = coefficients(pull.logp_T, below_T, arm, sign)
-        vectors.append(pull(c_T))
-        row = {"arm": arm.name, "sign": sign, "lost": float((c_T == 0).float().mean()), "log_s": float(d_T.mean())}
-        w_T = d_T.exp()
-        rows.append(row | {"abs_d": float(d_T.abs().mean()), "w": float(w_T.mean()), "w2": float((w_T**2).mean())})
-    return vectors, rows
+        for micro in make_micro_batches(group, token_budget=TOKENS, device=policy.device):
+            pull = Pull(policy.score(micro)[0], list(policy.trainable.values()), sketch)
+            old_T, noise_T = (
+                torch.from_numpy(np.concatenate(some)).to(policy.device)
+                for some in ([t.engine_logprobs for t in micro.trajectories], [noises[t.id] for t in micro.trajectories])
+            )
+            for k, arm in enumerate(ARMS):
+                if arm.policy == name:
+                    below_T = old_T + arm.noise * noise_T
+                    c_T = coefficients(pull.logp_T, below_T, micro, arm)
+                    total[k] += pull(c_T)
+                    rows += response_rows(arm, micro, pull.logp_T.detach() - below_T, c_T)
+    return total, rows
+
+
+def response_rows(arm: Arm, micro: MicroBatch, d_T: Tensor, c_T: Tensor) -> list[dict]:
+    """Of each response the sign of its advantage, the share of its tokens without a gradient, and its ratios."""
+    ends, rows = np.cumsum([t.num_trained for t in micro.trajectories])[:-1], []
+    for t, d, c in zip(micro.trajectories, *(np.split(x.cpu().numpy(), ends) for x in (d_T, c_T)), strict=True):
+        row = {"arm": arm.name, "sign": float(np.sign(t.advantage)), "lost": float((c == 0).mean())}
+        w = np.exp(d)
+        row |= {
+            "log_s": float(d.mean()),
+            "abs_d": float(np.abs(d).mean()),
+            "w": float(w.mean()),
+            "w2": float((w**2).mean()),
+        }
+        rows.append(row)
+    return rows
 
 
 def gradients(
@@ -204,16 +225,17 @@ def gradients(
     old, groups = policies["old"], ground.groups[length]
     completions = sample(old, ground.prompt, length, groups * G, seed)
     sketch, rng, rows = Sketch(list(old.trainable.values()), ground.width), np.random.default_rng((seed, length)), []
+    noises = {str(k): rng.normal(size=length).astype(np.float32) for k in range(len(completions))}
     total = torch.zeros(len(ARMS), groups, sketch.width, device=old.device)
-    for k, (completion, advantage) in enumerate(zip(completions, advantages(old, ground.prompt, completions), strict=True)):
-        noise_T = torch.from_numpy(rng.normal(size=length)).float().to(old.device)
-        if advantage == 0:
-            continue
-        sign = float(np.sign(advantage))
-        vectors, of_response = response_vectors(policies, ground.prompt, completion, noise_T, sign, sketch)
-        rows += of_response
-        for arm, vector_K in enumerate(vectors):
-            total[arm, k // G] += advantage / G * vector_K
+    signals = advantages(old, ground.prompt, completions)
+    for g in range(groups):
+        group = [
+            trajectory(old, ground.prompt, completions[k], str(k), float(signals[k]))
+            for k in range(g * G, (g + 1) * G)
+            if signals[k]
+        ]
+        total[:, g], of_group = group_gradients(policies, group, noises, sketch)
+        rows += of_group
     wide = total.double()
     products = {"by_arm": wide @ wide.transpose(1, 2), "by_group": torch.einsum("arp,brp->rab", wide, wide)}
     return {name: x.cpu().numpy() for name, x in products.items()}, rows

@@ -71,31 +71,40 @@ def policy():
     return tiny_policy(hidden_size=16, num_layers=1, num_heads=1, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("clipped", [True, False])
-def test_vectors_of_responses_add_up_to_the_gradient_of_the_groups_loss(policy, ratio, clipped):
-    rng = np.random.default_rng(0)
-    advantages, lengths = [1.2, -0.4, -0.8, 0.0], [5, 9, 7, 6]
-    arm = gradient_variance.Arm("old", 0.0, ratio, clipped)
-    algorithm = OBJECTIVES["grpo" if ratio == "token" else "gspo"]
-    some = []
+@pytest.mark.parametrize("budget", [100, 14])
+def test_every_arms_gradient_is_that_of_the_groups_loss(policy, monkeypatch, budget):
+    rng, advantages, lengths = np.random.default_rng(0), [1.2, -0.4, -0.8], [5, 9, 7]
+    monkeypatch.setattr(gradient_variance, "TOKENS", budget)
+    some, policies = [], dict.fromkeys(("old", "near", "far"), policy)
     for k, n in enumerate(lengths):
         tokens = rng.integers(3, 15, n + 2)
-        some.append(Trajectory(f"{k}", "g", tokens, np.arange(n + 2) >= 2, np.zeros(n, np.float32), advantages[k]))
-    olds, total, parameters = [], 0, list(policy.trainable.values())
-    for t in some:
-        (micro,) = make_micro_batches([t], token_budget=100)
-        logp_T = policy.score(micro)[0]
-        olds.append(logp_T.detach() + 0.2 * torch.from_numpy(rng.normal(size=t.num_trained)).float())
-        c_T = gradient_variance.coefficients(logp_T, olds[-1], arm, 1.0 if t.advantage > 0 else -1.0)
-        total = total + t.advantage / len(some) * gradient_variance.Pull(logp_T, parameters, WHOLE(parameters))(c_T)
+        t = Trajectory(f"{k}", "", tokens, np.arange(n + 2) >= 2, np.zeros(n, np.float32), advantages[k])
+        logp_T = policy.score(make_micro_batches([t], token_budget=100)[0])[0].detach().numpy()
+        old_T = logp_T + 0.2 * rng.normal(size=n).astype(np.float32)
+        some.append(Trajectory(f"{k}", "", tokens, np.arange(n + 2) >= 2, old_T, advantages[k]))
+    noises = {t.id: rng.normal(size=t.num_trained).astype(np.float32) for t in some}
+    parameters = list(policy.trainable.values())
+    found, rows = gradient_variance.group_gradients(policies, some, noises, WHOLE(parameters))
     (micro,) = make_micro_batches(some, token_budget=100)
-    old_T = torch.cat([olds[int(t.id)] for t in micro.trajectories])
-    advantage_S = torch.tensor([t.advantage for t in micro.trajectories])
-    clip = algorithm.clip if clipped else gradient_variance.UNCLIPPED
-    loss = algorithm.function(policy.score(micro)[0], pack(old_T, micro.sequence_T, advantage_S), clip, None).loss
-    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
-    torch.testing.assert_close(total, -whole, rtol=1e-4, atol=1e-6)
+    logp_T, lost = policy.score(micro)[0], 0
+    for k, arm in enumerate(gradient_variance.ARMS):
+        algorithm = OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
+        old_T = torch.from_numpy(np.concatenate([t.engine_logprobs + arm.noise * noises[t.id] for t in micro.trajectories]))
+        below_T = logp_T.detach() if arm.ratio == "none" else old_T
+        advantage_S = torch.tensor([t.advantage for t in micro.trajectories])
+        packed = pack(below_T, micro.sequence_T, advantage_S, global_sequences=gradient_variance.G)
+        clip = algorithm.clip if arm.clipped else gradient_variance.UNCLIPPED
+        loss = algorithm.function(logp_T, packed, clip, None).loss
+        whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
+        torch.testing.assert_close(found[k], -whole, rtol=1e-4, atol=1e-6)
+        mine = [row for row in rows if row["arm"] == arm.name]
+        assert len(mine) == 3 and sum(row["sign"] for row in mine) == -1
+        d = (logp_T.detach() - old_T).double()
+        by_response = [float(d[micro.sequence_T == i].mean()) for i in range(3)]
+        assert sorted(row["log_s"] for row in mine) == pytest.approx(sorted(by_response), abs=1e-6)
+        lost += sum(row["lost"] for row in mine)
+        assert arm.clipped or not any(row["lost"] for row in mine)
+    assert lost > 0
 
 
 def test_a_pull_does_not_take_one_weighing_for_another(policy):
