@@ -49,6 +49,8 @@ OTHER = {
 """What a new start changes: factors on the learning rate and the clip range. Optimizer and prompt order are new in all."""
 NEW = 10
 """Added to the seed of what starts again, so that prompts and samples are others."""
+RUN = ("seed", "machine")
+"""What tells provoked runs apart. Rows without the second are of the first machine."""
 WHEN = ("well before", "last before", "half fallen", "after")
 """Where training starts again."""
 
@@ -130,19 +132,20 @@ def picture(name: str, provoked: str = "provoked: learning rate") -> None:
     """The same of the committed rows of that name; `provoked`: what to say of the runs that fell, before their rate."""
     from matplotlib.figure import Figure
 
-    rows = read(name)
+    rows = [{"machine": 1, **row} for row in read(name)]
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, sharey=True).flat
-    for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
-        axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=f"seed {seed}")
+    for of, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
+        axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=run_name(of))
     rate = next(row["rate"] for row in rows if row["what"] == "provoked")
     axes[0].set(title=f"{provoked} {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
     axes[0].legend(frameon=False, fontsize=8)
-    starts = by_run([row for row in rows if row["what"] == "again"], "since", "change", "seed")
+    starts = by_run([row for row in rows if row["what"] == "again"], "since", "change", *RUN)
+    starts = {(since, change, (seed, machine)): run for (since, change, seed, machine), run in starts.items()}
     for axis, since in zip(axes[1:], WHEN, strict=False):
-        for (when, change, seed), run in starts.items():
+        for (when, change, of), run in starts.items():
             if when == since:
-                label = change if seed == min(s for _, _, s in starts) else None
+                label = change if of == min(of for *_, of in starts) else None
                 axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
         axis.set(title=f"again from: {since}", xlabel="step since the new start")
     axes[1].legend(frameon=False, fontsize=8)
@@ -151,36 +154,42 @@ def picture(name: str, provoked: str = "provoked: learning rate") -> None:
     print_tables(rows, starts)
 
 
+def run_name(of: tuple[int, int]) -> str:
+    """Of one run that was provoked; on another GPU of the same kind a seed's run is another."""
+    seed, machine = of
+    return f"seed {seed}" + (f", machine {machine}" if machine > 1 else "")
+
+
 def print_tables(rows: Rows, starts: dict[tuple, Rows]) -> None:
-    """When each seed fell and what it starts again from; then held-out pass@1 before and after each new start."""
-    for (seed,), run in by_run([row for row in rows if row["what"] == "provoked"], "seed").items():
+    """When each run fell and what it starts again from; then held-out pass@1 before and after each new start."""
+    for of, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
         curve = [y for _, y in smooth(run, "reward/mean")]
-        at = {since: rows[0]["at"] for (since, _, of), rows in starts.items() if of == seed}
-        print(f"seed {seed}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
+        at = {since: rows[0]["at"] for (since, _, whose), rows in starts.items() if whose == of}
+        print(f"{run_name(of)}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
 
     same = next(iter(OTHER))
 
-    def seeds(since: str, *changes: str) -> list[int]:
-        """Those that fell and were run to the end from there, with all of these."""
-        of = [{seed for when, change, seed in starts if (when, change) == (since, c)} for c in changes]
-        return sorted(set.intersection(*of))
+    def fell(since: str, *changes: str) -> list[tuple[int, int]]:
+        """Runs that fell and were started again from there with all of these, to the end."""
+        found = [{of for when, change, of in starts if (when, change) == (since, c)} for c in changes]
+        return sorted(set.intersection(*found))
 
-    def begin(since: str, change: str, seed: int) -> float:
-        return next(row["evaluation/pass@1"] for row in starts[since, change, seed] if "evaluation/pass@1" in row)
+    def begin(since: str, change: str, of: tuple[int, int]) -> float:
+        return next(row["evaluation/pass@1"] for row in starts[since, change, of] if "evaluation/pass@1" in row)
 
-    def end(since: str, change: str, seed: int) -> float:
-        return last(starts[since, change, seed], "evaluation/pass@1")
+    def end(since: str, change: str, of: tuple[int, int]) -> float:
+        return last(starts[since, change, of], "evaluation/pass@1")
 
     def cell(since: str, change: str) -> str:
-        before, after = ([of(since, change, seed) for seed in seeds(since, change)] for of in (begin, end))
+        before, after = ([value(since, change, of) for of in fell(since, change)] for value in (begin, end))
         return f"{shown(before)} -> {shown(after)}"
 
     def gain(since: str, change: str) -> str:
-        return shown([end(since, change, seed) - begin(since, change, seed) for seed in seeds(since, change)])
+        return shown([end(since, change, of) - begin(since, change, of) for of in fell(since, change)])
 
     def against_same(since: str, change: str) -> str:
-        both = seeds(since, change, same)
-        return shown([end(since, change, seed) - end(since, same, seed) for seed in both])
+        both = fell(since, change, same)
+        return shown([end(since, change, of) - end(since, same, of) for of in both])
 
     columns = {change: change for change in OTHER}
     print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")
