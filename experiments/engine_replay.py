@@ -104,7 +104,7 @@ def draw() -> None:
         band(reward, [smooth(runs[arm, seed], "reward/mean") for seed in seeds], label=arm, colour=colour)
         band(gap, [smooth(runs[arm, seed], "mismatch/k3") for seed in seeds], label=arm, colour=colour)
     reward.set(xlabel="step", ylabel="training reward", title="mean and range of seeds", ylim=(0, None))
-    gap.set(xlabel="step", ylabel="k3, nats a token", title="engine against trainer at the old policy", ylim=(0, None))
+    gap.set(xlabel="step", ylabel="k3, nats a token", title="engine against trainer at the old policy", yscale="log")
     reward.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / "engine_replay.png", dpi=110)
 
