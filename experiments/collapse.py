@@ -135,17 +135,18 @@ def picture(name: str, provoked: str = "provoked: learning rate") -> None:
     rows = [{"machine": 1, **row} for row in read(name)]
     figure = Figure(figsize=(11, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, sharey=True).flat
-    for of, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
-        axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=run_name(of))
+    for run_id, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
+        axes[0].plot(*zip(*smooth(run, "reward/mean"), strict=True), label=run_name(run_id))
     rate = next(row["rate"] for row in rows if row["what"] == "provoked")
     axes[0].set(title=f"{provoked} {rate:g}", ylim=(0, 1), xlabel="step", ylabel="training reward")
     axes[0].legend(frameon=False, fontsize=8)
     starts = by_run([row for row in rows if row["what"] == "again"], "since", "change", *RUN)
     starts = {(since, change, (seed, machine)): run for (since, change, seed, machine), run in starts.items()}
+    first = min(run_id for *_, run_id in starts)
     for axis, since in zip(axes[1:], WHEN, strict=False):
-        for (when, change, of), run in starts.items():
+        for (when, change, run_id), run in starts.items():
             if when == since:
-                label = change if of == min(of for *_, of in starts) else None
+                label = change if run_id == first else None
                 axis.plot(*zip(*smooth(run, "reward/mean"), strict=True), color=COLOURS[change], linewidth=1, label=label)
         axis.set(title=f"again from: {since}", xlabel="step since the new start")
     axes[1].legend(frameon=False, fontsize=8)
@@ -154,45 +155,47 @@ def picture(name: str, provoked: str = "provoked: learning rate") -> None:
     print_tables(rows, starts)
 
 
-def run_name(of: tuple[int, int]) -> str:
+def run_name(run_id: tuple[int, int]) -> str:
     """Of one run that was provoked; on another GPU of the same kind a seed's run is another."""
-    seed, machine = of
+    seed, machine = run_id
     return f"seed {seed}" + (f", machine {machine}" if machine > 1 else "")
 
 
 def print_tables(rows: Rows, starts: dict[tuple, Rows]) -> None:
     """When each run fell and what it starts again from; then held-out pass@1 before and after each new start."""
-    for of, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
+    for run_id, run in by_run([row for row in rows if row["what"] == "provoked"], *RUN).items():
         curve = [y for _, y in smooth(run, "reward/mean")]
-        at = {since: rows[0]["at"] for (since, _, whose), rows in starts.items() if whose == of}
-        print(f"{run_name(of)}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}")
+        at = {since: again[0]["at"] for (since, _, whose), again in starts.items() if whose == run_id}
+        print(
+            f"{run_name(run_id)}: best {max(curve):.3f}, end {curve[-1]:.3f}, fallen at {run[0]['fallen']}, again from {at}"
+        )
 
     same = next(iter(OTHER))
 
-    def fell(since: str, *changes: str) -> list[tuple[int, int]]:
+    def ids(since: str, *changes: str) -> list[tuple[int, int]]:
         """Runs that fell and were started again from there with all of these, to the end."""
-        found = [{of for when, change, of in starts if (when, change) == (since, c)} for c in changes]
+        found = [{run_id for when, change, run_id in starts if (when, change) == (since, c)} for c in changes]
         return sorted(set.intersection(*found))
 
-    def begin(since: str, change: str, of: tuple[int, int]) -> float:
-        return next(row["evaluation/pass@1"] for row in starts[since, change, of] if "evaluation/pass@1" in row)
+    def begin(since: str, change: str, run_id: tuple[int, int]) -> float:
+        return next(row["evaluation/pass@1"] for row in starts[since, change, run_id] if "evaluation/pass@1" in row)
 
-    def end(since: str, change: str, of: tuple[int, int]) -> float:
-        return last(starts[since, change, of], "evaluation/pass@1")
+    def end(since: str, change: str, run_id: tuple[int, int]) -> float:
+        return last(starts[since, change, run_id], "evaluation/pass@1")
 
     def cell(since: str, change: str) -> str:
-        before, after = ([value(since, change, of) for of in fell(since, change)] for value in (begin, end))
+        before, after = ([of(since, change, run_id) for run_id in ids(since, change)] for of in (begin, end))
         return f"{shown(before)} -> {shown(after)}"
 
     def gain(since: str, change: str) -> str:
-        return shown([end(since, change, of) - begin(since, change, of) for of in fell(since, change)])
+        return shown([end(since, change, run_id) - begin(since, change, run_id) for run_id in ids(since, change)])
 
     def against_same(since: str, change: str) -> str:
-        both = fell(since, change, same)
-        return shown([end(since, change, of) - end(since, same, of) for of in both])
+        both = ids(since, change, same)
+        return shown([end(since, change, run_id) - end(since, same, run_id) for run_id in both])
 
     columns = {change: change for change in OTHER}
-    print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="")
+    print(table(WHEN, columns, cell), "gain\n", table(WHEN, columns, gain), "less the same settings\n", sep="", end="")
     print(table(WHEN, columns, against_same))
 
 

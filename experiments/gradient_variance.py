@@ -188,33 +188,29 @@ def group_gradients(
     for name, policy in policies.items():
         for micro in make_micro_batches(group, token_budget=TOKENS, device=policy.device):
             pull = Pull(policy.score(micro)[0], list(policy.trainable.values()), sketch)
-            old_T, noise_T = (
-                torch.from_numpy(np.concatenate(some)).to(policy.device)
-                for some in ([t.engine_logprobs for t in micro.trajectories], [noises[t.id] for t in micro.trajectories])
-            )
+            old_T = torch.from_numpy(np.concatenate([t.engine_logprobs for t in micro.trajectories])).to(policy.device)
+            noise_T = torch.from_numpy(np.concatenate([noises[t.id] for t in micro.trajectories])).to(policy.device)
             for k, arm in enumerate(ARMS):
                 if arm.policy == name:
                     below_T = old_T + arm.noise * noise_T
                     c_T = coefficients(pull.logp_T, below_T, micro, arm)
                     total[k] += pull(c_T)
                     rows += response_rows(arm, micro, pull.logp_T.detach() - below_T, c_T)
+            del pull  # with its graph, before the next forward pass makes another
     return total, rows
 
 
 def response_rows(arm: Arm, micro: MicroBatch, d_T: Tensor, c_T: Tensor) -> list[dict]:
     """Of each response the sign of its advantage, the share of its tokens without a gradient, and its ratios."""
-    ends, rows = np.cumsum([t.num_trained for t in micro.trajectories])[:-1], []
-    for t, d, c in zip(micro.trajectories, *(np.split(x.cpu().numpy(), ends) for x in (d_T, c_T)), strict=True):
-        row = {"arm": arm.name, "sign": float(np.sign(t.advantage)), "lost": float((c == 0).mean())}
-        w = np.exp(d)
-        row |= {
-            "log_s": float(d.mean()),
-            "abs_d": float(np.abs(d).mean()),
-            "w": float(w.mean()),
-            "w2": float((w**2).mean()),
+    ends = np.cumsum([t.num_trained for t in micro.trajectories])[:-1]
+    d_by_response, c_by_response = (np.split(x.cpu().numpy(), ends) for x in (d_T, c_T))
+    return [
+        {
+            "arm": arm.name, "sign": float(np.sign(t.advantage)), "lost": float((c == 0).mean()), "log_s": float(d.mean()),
+            "abs_d": float(np.abs(d).mean()), "w": float(np.exp(d).mean()), "w2": float(np.exp(2 * d).mean()),
         }
-        rows.append(row)
-    return rows
+        for t, d, c in zip(micro.trajectories, d_by_response, c_by_response, strict=True)
+    ]  # fmt: skip
 
 
 def gradients(

@@ -106,12 +106,15 @@ def _ratio_rows(path: Path) -> dict[str, dict]:
 
 
 def measured_rows(folder: Path, seeds: Sequence[int], lengths: Sequence[int], arms: Sequence[str]) -> list[dict]:
-    """A row for each seed, arm and length, and one for the slopes of each seed and arm."""
+    """A row for each seed, arm and length that was measured, and one for the slopes of each seed and arm: over the lengths
+    that all seeds have."""
     rows = []
+    there = {seed: [n for n in lengths if (folder / f"gram-{seed}-{n}.npz").exists()] for seed in seeds}
+    shared = [n for n in lengths if all(n in found for found in there.values())]
     for seed in seeds:
-        products = {n: dict(np.load(folder / f"gram-{seed}-{n}.npz")) for n in lengths}
+        products = {n: dict(np.load(folder / f"gram-{seed}-{n}.npz")) for n in there[seed]}
         count = {n: counts(p["by_arm"].shape[1], seed=n) for n, p in products.items()}
-        ratios = {n: _ratio_rows(folder / f"ratios-{seed}-{n}.json") for n in lengths}
+        ratios = {n: _ratio_rows(folder / f"ratios-{seed}-{n}.json") for n in there[seed]}
         for k, arm in enumerate(arms):
             place, noise, kind = arm.split("/", 2)
             none, quiet = arms.index(f"{place}/0/none/free"), arms.index(f"{place}/0/{kind}")
@@ -120,8 +123,8 @@ def measured_rows(folder: Path, seeds: Sequence[int], lengths: Sequence[int], ar
             for n, values in measured.items():
                 rows.append(what | {"length": n, "groups": count[n].shape[1]} | _with_ends(values) | ratios[n][arm])
             keys = ["trace", *(["residual"] if k != none else []), *(["noise"] if noise != "0" else [])]
-            of_lengths = {key: np.stack([m[key] for m in measured.values()]) for key in keys}
-            rows.append(what | _with_ends({f"slope_{key}": slope(lengths, x) for key, x in of_lengths.items()}))
+            of_lengths = {key: np.stack([measured[n][key] for n in shared]) for key in keys}
+            rows.append(what | _with_ends({f"slope_{key}": slope(shared, x) for key, x in of_lengths.items()}))
     return [{k: _rounded(v) for k, v in row.items()} for row in rows]
 
 

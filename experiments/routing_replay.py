@@ -60,7 +60,7 @@ MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
 """Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
 BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
-SEARCHED_RANGES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
+SEARCHED_RANGES = {"gspo": (4.0, 16.0, 64.0, 256.0), "grpo": (1 / 4, 1 / 16, 1 / 64, 1 / 256)}
 """Factors on the authors' clip ranges searched beside 1, at each arm's own rate: gspo drops half of all tokens with
 1, grpo next to none."""
 RANGES = {"gspo": 64.0, "grpo": 1 / 64}

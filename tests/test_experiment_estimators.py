@@ -1,5 +1,6 @@
 """The estimators of experiments/ on cases whose answer is known."""
 
+import copy
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -71,40 +72,61 @@ def policy():
     return tiny_policy(hidden_size=16, num_layers=1, num_heads=1, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("budget", [100, 14])
-def test_every_arms_gradient_is_that_of_the_groups_loss(policy, monkeypatch, budget):
+@pytest.fixture
+def group(policy, monkeypatch):
+    """Three policies that differ, and responses of a group with what they know of the old one."""
     rng, advantages, lengths = np.random.default_rng(0), [1.2, -0.4, -0.8], [5, 9, 7]
-    monkeypatch.setattr(gradient_variance, "TOKENS", budget)
-    some, policies = [], dict.fromkeys(("old", "near", "far"), policy)
+    monkeypatch.setattr(gradient_variance, "G", 4)
+    policies = {"old": policy, **{name: copy.deepcopy(policy) for name in gradient_variance.STEPS}}
+    with torch.no_grad():
+        for scale, name in ((0.02, "near"), (0.1, "far")):
+            for p in policies[name].trainable.values():
+                p += scale * torch.from_numpy(rng.normal(size=p.shape)).float()
+    some = []
     for k, n in enumerate(lengths):
-        tokens = rng.integers(3, 15, n + 2)
-        t = Trajectory(f"{k}", "", tokens, np.arange(n + 2) >= 2, np.zeros(n, np.float32), advantages[k])
-        logp_T = policy.score(make_micro_batches([t], token_budget=100)[0])[0].detach().numpy()
-        old_T = logp_T + 0.2 * rng.normal(size=n).astype(np.float32)
+        tokens, old_T = rng.integers(3, 15, n + 2), -3 + 0.5 * rng.normal(size=n).astype(np.float32)
         some.append(Trajectory(f"{k}", "", tokens, np.arange(n + 2) >= 2, old_T, advantages[k]))
-    noises = {t.id: rng.normal(size=t.num_trained).astype(np.float32) for t in some}
-    parameters = list(policy.trainable.values())
-    found, rows = gradient_variance.group_gradients(policies, some, noises, WHOLE(parameters))
+    return policies, some, {t.id: rng.normal(size=t.num_trained).astype(np.float32) for t in some}
+
+
+@pytest.mark.parametrize("budget", [100, 14])
+def test_every_arms_gradient_is_that_of_the_groups_loss(group, monkeypatch, budget):
+    policies, some, noises = group
+    monkeypatch.setattr(gradient_variance, "TOKENS", budget)
+    found, rows = gradient_variance.group_gradients(policies, some, noises, WHOLE(list(policies["old"].trainable.values())))
     (micro,) = make_micro_batches(some, token_budget=100)
-    logp_T, lost = policy.score(micro)[0], 0
     for k, arm in enumerate(gradient_variance.ARMS):
-        algorithm = OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
+        policy, algorithm = policies[arm.policy], OBJECTIVES["grpo" if arm.ratio == "token" else "gspo"]
+        logp_T = policy.score(micro)[0]
         old_T = torch.from_numpy(np.concatenate([t.engine_logprobs + arm.noise * noises[t.id] for t in micro.trajectories]))
         below_T = logp_T.detach() if arm.ratio == "none" else old_T
         advantage_S = torch.tensor([t.advantage for t in micro.trajectories])
-        packed = pack(below_T, micro.sequence_T, advantage_S, global_sequences=gradient_variance.G)
+        packed = pack(below_T, micro.sequence_T, advantage_S, global_sequences=4)
         clip = algorithm.clip if arm.clipped else gradient_variance.UNCLIPPED
         loss = algorithm.function(logp_T, packed, clip, None).loss
-        whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
+        whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.trainable.values()))])
         torch.testing.assert_close(found[k], -whole, rtol=1e-4, atol=1e-6)
         mine = [row for row in rows if row["arm"] == arm.name]
         assert len(mine) == 3 and sum(row["sign"] for row in mine) == -1
         d = (logp_T.detach() - old_T).double()
         by_response = [float(d[micro.sequence_T == i].mean()) for i in range(3)]
         assert sorted(row["log_s"] for row in mine) == pytest.approx(sorted(by_response), abs=1e-6)
-        lost += sum(row["lost"] for row in mine)
         assert arm.clipped or not any(row["lost"] for row in mine)
-    assert lost > 0
+    assert any(row["lost"] for row in rows)
+
+
+def test_responses_without_a_signal_are_left_out_and_every_group_has_its_gradient(group, monkeypatch):
+    policies, rng = group[0], np.random.default_rng(1)
+    completions = [Completion(rng.integers(3, 15, 9), np.full(9, -3, np.float32), "length", 0, k) for k in range(12)]
+    signals = np.array([1.0, -1.0, 0.0, 0.0, 0.5, 0.0, -0.5, 0.0, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(gradient_variance, "sample", lambda *args: completions)
+    monkeypatch.setattr(gradient_variance, "advantages", lambda *args: signals)
+    ground = gradient_variance.Ground(None, "1+", {}, {9: 3})
+    products, rows = gradient_variance.gradients(policies, ground, 9, 0)
+    assert len(rows) == 4 * len(gradient_variance.ARMS)
+    squares = np.einsum("agg->ag", products["by_arm"])
+    assert (squares[0, :2] > 0).all() and not squares[:, 2].any()
+    assert np.allclose(squares.T, np.einsum("gaa->ga", products["by_group"]))
 
 
 def test_a_pull_does_not_take_one_weighing_for_another(policy):
