@@ -81,3 +81,22 @@ def test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
     assert layout.num_pairs == alone(shape, *inputs)[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels for float32 are asked about")
+@pytest.mark.parametrize("lengths", [(4096, 4096), (4096, 3600)])
+def test_grouped_heads_in_float32_on_a_gpu_keep_no_square_of_weights(lengths):
+    shape, g = [(n, None) for n in lengths], torch.Generator().manual_seed(0)
+    layout = Layout.of(segments(lengths), "cuda")
+    inputs = [torch.randn(1, h, sum(lengths), 64, generator=g) for h in (8, 2, 2)]
+    leaves = [x.cuda().requires_grad_() for x in inputs]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = packed_attention(torch.nn.Module(), *leaves, None, layout=layout)[0]
+    out.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 8 * 4096**2 * 4  # float32 weights of one segment
+    wide = [x.double().requires_grad_() for x in inputs]
+    want = alone(shape, *wide)[0]
+    want.sum().backward()
+    for a, b in zip((out, *(x.grad for x in leaves)), (want, *(x.grad for x in wide)), strict=True):
+        assert (a.cpu() - b).norm() < 1e-5 * b.norm()

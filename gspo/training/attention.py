@@ -210,6 +210,9 @@ def _in_buckets(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale
         if bucket.key_SK is not None:
             k, v = (x[bucket.key_SK].transpose(1, 2) for x in (key, value))
         mask, grouped = bucket.mask_S1LK, q.shape[1] != k.shape[1]
+        if grouped and q.is_cuda:  # torch's kernel for float32 has no groups; what has them there keeps L x K weights
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            grouped = False
         options: dict[str, Any] = {"is_causal": mask is None, "enable_gqa": grouped, "scale": scale, "dropout_p": dropout}
         y = scaled_dot_product_attention(q, k, v, mask, **options)
         out.append(y.transpose(1, 2).flatten(0, 1)[bucket.unpad_M])
