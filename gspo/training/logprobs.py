@@ -71,7 +71,7 @@ class _LinearLogProbs(torch.autograd.Function):
             logits_CV = hidden_TH[at].to(head_VH.dtype) @ head_VH.T
             grad_CV = _gradient(logits_CV, target_T[at], norm_T[at], grads[0][at], ctx.temperature)
             if grad_hidden_TH is not None:
-                grad_hidden_TH[at] = (grad_CV.to(head_VH.dtype) @ head_VH).to(hidden_TH.dtype)
+                grad_hidden_TH[at] = _times_head(grad_CV.to(head_VH.dtype), head_VH).to(hidden_TH.dtype)
             if grad_weight_VH is not None:
                 _add_outer(grad_weight_VH, grad_CV, hidden_TH[at])
         if grad_weight_VH is not None:
@@ -116,10 +116,23 @@ def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
     return logits_CV.div_(temperature) if temperature != 1 else logits_CV
 
 
+def _times_head(grad_CV: Tensor, head_VH: Tensor) -> Tensor:
+    """grad head, [C, H]. On a GPU in half precision the sum over the vocabulary is asked for in float32: else it may come
+    in parts that are rounded before they are added up."""
+    if _narrow(grad_CV):
+        return torch.mm(grad_CV, head_VH, out_dtype=torch.float32)
+    return grad_CV @ head_VH
+
+
+def _narrow(x: Tensor) -> bool:
+    """In half precision on a GPU, where a matrix product may add up, and give, float32."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
 def _add_outer(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
     """total += grad^T hidden. On a GPU the factors may be in half precision and the sum in float32, as everywhere in its
     matrix products; a CPU has no such product, and there all of it is in float32."""
-    if grad_CV.is_cuda and grad_CV.dtype in (torch.bfloat16, torch.float16):
+    if _narrow(grad_CV):
         torch.addmm(total_VH, grad_CV.T, hidden_CH, out_dtype=torch.float32, out=total_VH)
     else:
         total_VH.addmm_(grad_CV.T, hidden_CH.to(grad_CV.dtype))
