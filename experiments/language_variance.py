@@ -45,7 +45,7 @@ def run(output: Path) -> None:
     ground = Ground(plan, solved(numbers, SHOWN) + problem(numbers)[0], STEPS, GROUPS, WIDTH)
     side_by_side(moved, [(ground, MODEL, seed) for seed in SEEDS])
     jobs = [(ground, MODEL, seed, length) for length in sorted(GROUPS, reverse=True) for seed in SEEDS]
-    side_by_side(measure, jobs, at_once=6)  # a process takes up to 35 GB
+    side_by_side(measure, jobs, at_once=6)  # a process takes up to 43 GB
     write("language_variance", measured_rows(plan.folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
 
 
