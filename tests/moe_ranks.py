@@ -1,7 +1,8 @@
-"""A program for tests: the update of a mixture of experts as one and as two ranks, `python moe_ranks.py FOLDER`."""
+"""A program for tests: the updates of mixtures of experts as one and as two ranks, `python moe_ranks.py FOLDER`."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed.fsdp
 from conftest import sampled, tiny_config
-from moe_support import moe_policy, with_experts
+from moe_support import FAMILIES, family_policy, with_experts
 from ranks import run
 
 from gspo.distributed import open_world
@@ -26,12 +27,12 @@ REPLAY: dict[str, dict[str, Any]] = {
 }
 
 
-def laws(folder: Path) -> None:
-    """What each kind of replay does, with passes of unequal number and activations recomputed."""
+def laws(folder: Path, family: str) -> None:
+    """What each kind of replay does to a model of a family, with passes of unequal number and activations recomputed."""
     said = {}
     with open_world("cpu") as world:
         for name, changes in REPLAY.items():
-            policy = moe_policy(checkpointing="full")
+            policy = family_policy(family, folder, checkpointing="full")
             samples = with_experts(policy, sampled(policy, PROMPTS))
             shard(policy, world)
             common = {"rollout__old_logprobs": "trainer", "rollout__routed_experts": True, "training__learning_rate": 3e-2}
@@ -42,14 +43,14 @@ def laws(folder: Path) -> None:
             told = {k: v for k, v in out.routing.items() if k != "moe/replay_s"}
             said[name] = told | {"norms": out.grad_norms, "idle": sum(world.gather(sum(p.idle for p in parts)))}
     if world.is_main:
-        (folder / f"said-{world.size}.json").write_text(json.dumps(said))
+        (folder / f"said-{family}-{world.size}.json").write_text(json.dumps(said))
 
 
 def main(folder: Path) -> None:
-    """Both numbers of ranks."""
+    """All families, with both numbers of ranks."""
     torch.set_num_threads(1)
-    for size in (1, 2):
-        run(folder, f"ranks-{size}", size, lambda: laws(folder))
+    for family, size in itertools.product(FAMILIES, (1, 2)):
+        run(folder, f"{family}-{size}", size, lambda family=family: laws(folder, family))
 
 
 if __name__ == "__main__":

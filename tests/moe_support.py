@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from conftest import tiny_model
+from conftest import ALPHABET, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gspo.config import SamplingConfig
+from gspo.chat import character_tokenizer
+from gspo.config import ModelConfig, SamplingConfig
 from gspo.rollout.engine import Request
 from gspo.rollout.transformers import TransformersEngine
 from gspo.training.policy import Policy, load_policy
@@ -57,6 +59,17 @@ def moe_policy(**settings: Any) -> Policy:
             if name.endswith("gate.weight"):
                 p.normal_(std=0.3, generator=generator)
     return policy
+
+
+def family_policy(name: str, folder: Path, **settings: Any) -> Policy:
+    """A model of a family read from its checkpoint in the folder, which is written if it is not there."""
+    path = folder / name
+    if not path.exists():
+        model, tokenizer = family(name), character_tokenizer(ALPHABET)
+        model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return load_policy(ModelConfig(path=str(path), dtype="float32", **settings), temperature=1.0, seed=0)
 
 
 def with_experts(policy: Policy, trajectories: list[Trajectory]) -> list[Trajectory]:

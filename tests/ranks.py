@@ -31,6 +31,7 @@ from gspo import cli
 from gspo.distributed import World, open_world
 from gspo.loop import train  # noqa: F401  imported for its imports
 from gspo.training import checkpoint, sharding
+from gspo.training import update as update_module
 from gspo.training.optimizer import Optimizer
 from gspo.training.policy import Policy, load_policy, shard
 from gspo.training.sharding import gathered
@@ -118,10 +119,42 @@ def laws(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         said: dict[str, Any] = {name: gradients(folder, world, name) for name in CASES}
         said["overflow"] = world.gather(overflow(folder, world))
+        said["ahead"] = [ahead(folder, world, share) for share in (2.0, 0.0)]
         for dtype in DTYPES:
             continued(folder / dtype, world, None)
         if world.is_main:
             (folder / "said.json").write_text(json.dumps(said))
+
+
+def ahead(folder: Path, world: World, share: float) -> dict[str, Any]:
+    """Four minibatches of which three or more of four sequences are clipped, looked at first where `share` is 0. Writes the
+    weights; returns what else is to be compared."""
+    policy = load_policy(tiny_model(), temperature=1.0, seed=0)
+    some = sampled(policy, [*LENGTHS, *LENGTHS, *LENGTHS, *LENGTHS])
+    for i, t in enumerate(some):  # far off the old ones, to the side that the sign of the advantage clips
+        t.engine_logprobs[:] -= 0.4 if (t.advantage > 0) == (i % 4 > 0) else -0.4
+    shard(policy, world)
+    config = tiny_config(
+        folder,
+        rollout__old_logprobs="engine",
+        training__minibatches=4,
+        training__micro_batch_tokens=21,
+        training__learning_rate=1e-3,
+    )
+    optimizer, passes = Optimizer(policy.trainable, config.training, 100), 0
+
+    def backward(*arguments: torch.Tensor) -> None:
+        nonlocal passes
+        passes += 1
+        Optimizer.backward(optimizer, *arguments)
+
+    optimizer.backward = backward
+    with patch.object(update_module, "LOOK_AHEAD_FROM", share):
+        out, _ = updated(policy, config, some, optimizer)
+    whole = gathered(policy.trainable.items(), world)
+    if world.is_main:
+        save_file(whole, folder / f"ahead-{share:g}.safetensors")
+    return {"looked_ahead": out.looked_ahead, "losses": out.losses, "passes": world.gather(passes)}
 
 
 def overflow(folder: Path, world: World) -> tuple[float, bool]:

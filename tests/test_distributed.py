@@ -83,6 +83,22 @@ def test_layers_are_gathered_in_groups_of_a_size(monkeypatch, bytes_of_layers, o
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
+def test_looking_ahead_leaves_out_passes_on_all_ranks_alike_and_makes_the_same_updates(jobs, size):
+    succeeded(jobs, f"laws-{size}")
+    plain, ahead = json.loads((jobs / f"ranks-{size}" / "said.json").read_text())["ahead"]
+    assert (plain["looked_ahead"], ahead["looked_ahead"]) == (0, 3)
+    assert ahead["losses"] == pytest.approx(plain["losses"], rel=1e-4, abs=1e-6)
+    assert len(set(ahead["passes"])) == 1  # one process leaves some out without looking ahead
+    assert ahead["passes"][0] < (1 if size == 1 else 0.8) * plain["passes"][0]
+    one, some, fewer = (
+        load_file(jobs / f"ranks-{n}" / f"ahead-{share}.safetensors") for n, share in ((1, 2), (size, 2), (size, 0))
+    )
+    for name, weight in one.items():
+        torch.testing.assert_close(some[name], weight, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(fewer[name], weight, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_an_overflow_on_one_rank_lowers_the_loss_scale_of_all(jobs, size):
     succeeded(jobs, f"laws-{size}")
     assert json.loads((jobs / f"ranks-{size}" / "said.json").read_text())["overflow"] == [[0.5, True]] * size

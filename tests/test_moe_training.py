@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import group_of, sampled, tiny_config, tiny_model, tiny_policy
-from moe_support import EXPERTS, moe_policy, with_experts
+from moe_support import EXPERTS, FAMILIES, moe_policy, with_experts
 from test_kernels import needs_compiler
 from test_partial_rollouts import SAMPLING, prompts
 
@@ -253,15 +253,24 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
 
 
-def test_two_ranks_replay_and_count_what_one_does(tmp_path):
-    """Sharded weights, passes of unequal number, activations recomputed."""
-    words = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).parent / "moe_ranks.py"), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+@pytest.fixture(scope="module")
+def by_ranks(tmp_path_factory):
+    """What moe_ranks.py left."""
+    folder = tmp_path_factory.mktemp("moe_ranks")
+    words = [sys.executable, "-W", "error::UserWarning", str(Path(__file__).parent / "moe_ranks.py"), str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
+    """Models of four families from their checkpoints, packed, activations recomputed; two ranks with sharded weights and
+    passes of unequal number."""
     for size in (1, 2):
-        ended = json.loads((tmp_path / f"ranks-{size}.json").read_text())
+        ended = json.loads((by_ranks / f"{name}-{size}.json").read_text())
         assert set(ended["statuses"]) == {0}, ended["said"]
-    one, two = (json.loads((tmp_path / f"said-{size}.json").read_text()) for size in (1, 2))
+    one, two = (json.loads((by_ranks / f"said-{name}-{size}.json").read_text()) for size in (1, 2))
     assert two["none"].pop("idle") > one["none"].pop("idle") == 0
     for name, told in one.items():
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")

@@ -29,14 +29,14 @@ class Pass:
     """Diagnosis, in the host's memory."""
 
 
-def clipped_share(ratios: Sequence[Ratios]) -> float:
-    """Share of trained tokens in sequences whose every token is clipped."""
+def clipped_tokens(ratios: Sequence[Ratios]) -> tuple[int, int]:
+    """Trained tokens in sequences whose every token is clipped, and all of them."""
     clipped = total = 0
     for r in ratios:
         free_S = torch.zeros(len(r.ids)).index_add(0, r.sequence_T, (~r.clipped_T).float())
         clipped += int((free_S[r.sequence_T] == 0).sum())
         total += len(r.sequence_T)
-    return clipped / total if total else 0.0
+    return clipped, total
 
 
 def moving(passes: Sequence[Pass], config: Config) -> list[tuple[MicroBatch, Tensor]]:

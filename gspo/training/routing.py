@@ -19,6 +19,7 @@ from ..types import Metrics, Trajectory
 from .packing import MicroBatch, TrainingError, on_device
 from .policy import Policy
 from .pretrained import ModelError
+from .sharding import Backward
 
 
 class Passes:
@@ -43,6 +44,13 @@ class Passes:
         if self._watcher is None:
             return [[self.policy.score(m)[0] for m in some] for some in micro_batches]
         return self._watcher.old(micro_batches)
+
+    def idle(self, passes: int, backward: Backward | None = None) -> None:
+        """Shards.idle, where weights are sharded, with routers that choose for themselves: nothing is replayed any more."""
+        if self._watcher is not None:
+            self._watcher.routing.replay(None)
+        if self.policy.shards is not None:
+            self.policy.shards.idle(passes, backward)
 
     def end(self) -> None:
         """The passes of a minibatch are over, forward and backward: routers choose for themselves again."""

@@ -33,6 +33,8 @@ GROUP_BYTES = 2**28
 milliseconds, in which a GPU has computed a small layer; by NVLink this much arrives in one."""
 
 Score = Callable[[MicroBatch, float | None], tuple[Tensor, Tensor]]
+Backward = Callable[[Tensor, Tensor], None]
+"""Of log-probabilities, with the gradient of the loss with respect to them."""
 
 
 class Shards:
@@ -73,7 +75,7 @@ class Shards:
             self.root.reshard()  # only a backward pass does it by itself; an update would leave what is gathered stale
         return out
 
-    def idle(self, passes: int, backward: Callable[[Tensor, Tensor], None] | None = None) -> None:
+    def idle(self, passes: int, backward: Backward | None = None) -> None:
         """Take part in passes that others make for samples of theirs: a few tokens, and gradients that are zero."""
         for _ in range(passes):
             logp_T, _ = self(self.nothing, None)

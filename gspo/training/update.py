@@ -19,7 +19,7 @@ from ..objectives import KL, OBJECTIVES, Batch, Clip, NonFiniteError, check_fini
 from ..types import Metrics, Trajectory
 from .correction import Weights, correction_weights, weighted
 from .diagnosis import Ratios, mismatch_size, observe
-from .look_ahead import Pass, clipped_share, moving
+from .look_ahead import Pass, clipped_tokens, moving
 from .optimizer import Optimizer
 from .packing import MicroBatch, TrainingError, make_micro_batches, on_device, split_minibatches
 from .policy import Policy
@@ -125,16 +125,19 @@ def update(
     scorer = Passes(policy, config)
     for i, part in enumerate(minibatches):
         todo = list(zip(part.micro_batches, old[i - 1] if i else [None] * len(part.micro_batches), strict=True))
-        if i and _may_look_ahead(policy, config) and clipped_share(out.ratios[-1]) >= LOOK_AHEAD_FROM:
+        if i and _looks_ahead(policy.world, out.ratios[-1], config):
             out.looked_ahead += 1
             passes = [_forward(scorer, part, *one, config, out, train=False) for one in todo]
-            for micro, grad_T in moving(passes, config):
+            with torch.no_grad():
+                scorer.idle(part.idle)
+            live = moving(passes, config)
+            idle = policy.world.most([len(live)])[0] - len(live)
+            for micro, grad_T in live:
                 optimizer.backward(scorer.score(micro, at_old=False, seen=True)[0], grad_T)
         else:
-            passes = [_accumulate(scorer, optimizer, part, *one, config, out) for one in todo]
+            passes, idle = [_accumulate(scorer, optimizer, part, *one, config, out) for one in todo], part.idle
+        scorer.idle(idle, optimizer.backward)
         scorer.end()
-        if policy.shards:
-            policy.shards.idle(part.idle, optimizer.backward)
         out.losses.append(sum(one.loss for one in passes))
         out.ratios.append([one.ratios for one in passes])
         if i == 0:
@@ -230,7 +233,7 @@ def _accumulate(
     """Forward and backward of one micro-batch; gradients add up.
 
     A micro-batch whose every sequence is clipped has a gradient of zero, and its backward pass is left out, but for sharded
-    weights: there every rank takes part in every pass.
+    weights: there every rank takes part in every pass, and what is clipped is left out by looking ahead alone.
     """
     one = _forward(scorer, part, micro, old_T, config, out, train=True)
     if scorer.policy.shards or bool(one.grad_T.any()):
@@ -279,9 +282,12 @@ def _forward(
     return Pass(micro, logp_T, grad_T, float(result.loss.detach()), ratios.on_cpu())
 
 
-def _may_look_ahead(policy: Policy, config: Config) -> bool:
-    """Whether what is clipped has no gradient at all, and no other rank waits for passes that are left out."""
-    return policy.shards is None and loss_kl(config) is None
+def _looks_ahead(world: World, last: Sequence[Ratios], config: Config) -> bool:
+    """Whether what is clipped has no gradient at all, and of the last minibatch enough was, on all ranks together."""
+    if loss_kl(config) is not None:
+        return False
+    clipped, total = world.sums(clipped_tokens(last))
+    return total > 0 and clipped >= LOOK_AHEAD_FROM * total
 
 
 def _corrected(batch: Batch, trainer_T: Tensor | None, engine_T: Tensor, config: Config) -> tuple[Batch, Weights | None]:
@@ -308,8 +314,7 @@ def _old_logprobs(scorer: Passes, later: Sequence[Minibatch], config: Config, ou
         return [[engine_logprobs(m) for m in part.micro_batches] for part in later]
     with torch.no_grad():
         old = scorer.old([part.micro_batches for part in later])
-        if policy.shards:
-            policy.shards.idle(sum(part.idle for part in later))
+        scorer.idle(sum(part.idle for part in later))
     return old
 
 
