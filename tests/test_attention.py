@@ -83,6 +83,14 @@ def test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient
     assert layout.num_pairs == alone(shape, *inputs)[1]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_repeated_key_heads_are_grouped_ones(shape, monkeypatch):
+    asked = []
+    monkeypatch.setattr("gspo.training.attention._takes_groups", lambda query: asked.append(query.shape))
+    test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient(shape)
+    assert asked
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels for float32 are asked about")
 @pytest.mark.parametrize("lengths", [(4096, 4096), (4096, 3600)])
 def test_grouped_heads_in_float32_on_a_gpu_keep_no_square_of_weights(lengths):

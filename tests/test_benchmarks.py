@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attention
 import cost
+import errors
 import growth
 import numpy as np
 import pytest
@@ -221,3 +222,20 @@ def test_ratio_and_utilisation_stand_in_the_table():
     theirs, ours = update.table_rows(measured, {"TRL": "TRL", "engine": "ours"}, "W1", 1000, rate=1e13)
     assert "**2.00** (2.00 to 2.20)" in ours and "| 0.200 |" in ours and "| 500 |" in ours
     assert "| 0.100 |" in theirs and "**" not in theirs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "plain", "good"),
+    [
+        (torch.bfloat16, [0.010] * 9, [0.01] * 9, True),
+        (torch.bfloat16, [0.012] * 9, [0.01] * 9, False),
+        (torch.bfloat16, [0.025, *[0.005] * 8], [0.01] * 9, False),  # in the mean it is nearer
+        (torch.bfloat16, [0.015, *[0.005] * 8], [0.01] * 9, True),
+        (torch.float32, [2e-5, *[1e-9] * 8], [1e-3] * 9, False),
+        (torch.float32, [9e-6] * 9, [1e-9] * 9, True),
+    ],
+)
+def test_a_fast_path_is_too_far_off_by_what_errors_says(dtype, off, plain, good, capsys):
+    exact = torch.ones(4, dtype=torch.float64)
+    assert errors.report("a path", dtype, *([exact + e for e in es] for es in (off, plain)), [exact] * 9) is good
+    assert ("TOO FAR" in capsys.readouterr().out) is not good

@@ -317,7 +317,7 @@ class TestLora:
         theirs.sum().backward()
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
         for name, p in policy.trainable.items():
-            torch.testing.assert_close(grads[name], p.grad, rtol=1e-4, atol=1e-4)
+            assert (grads[name] - p.grad).norm() <= 1e-5 * p.grad.norm(), name
         policy.save(tmp_path / "merged")
         merged = load_policy(ModelConfig(path=str(tmp_path / "merged")), temperature=0.7, seed=0)
         torch.testing.assert_close(merged.score(micro)[0], mine, rtol=1e-5, atol=1e-5)

@@ -64,6 +64,23 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr("gspo.training.attention.has_kernels", lambda query, dropout: True)
 
 
+@pytest.mark.parametrize(
+    ("width", "dtype", "dropout", "on_gpu", "used"),
+    [
+        (256, torch.bfloat16, 0.0, True, True),
+        (96, torch.float16, 0.0, True, True),
+        (264, torch.bfloat16, 0.0, True, False),
+        (100, torch.bfloat16, 0.0, True, False),
+        (128, torch.float32, 0.0, True, False),
+        (128, torch.bfloat16, 0.1, True, False),
+        (128, torch.bfloat16, 0.0, False, False),
+    ],
+)
+def test_kernels_are_for_half_precision_on_gpus_and_widths_up_to_256(width, dtype, dropout, on_gpu, used):
+    query = types.SimpleNamespace(is_cuda=on_gpu, dtype=dtype, shape=(7, 4, width))
+    assert varlen.has_kernels(query, dropout) is used
+
+
 @pytest.mark.parametrize("shape", test_attention.SHAPES)
 def test_segments_by_varlen_kernels_are_those_of_plain_attention(shape, stand_ins):
     test_attention.test_packed_attention_is_each_segment_after_its_prompt_in_value_and_gradient(shape)

@@ -98,7 +98,8 @@ class TrainingConfig(OptimizerConfig):
     minibatches: int = Field(default=4, gt=0)
     """Gradient steps on each rollout batch. 4: the paper's."""
     groups: Literal["spread", "keep"] = "spread"
-    """Whether a group's samples go to any minibatch or all to one. Spread: each minibatch has many prompts' signal."""
+    """Whether a group's samples go to any minibatch or all to one. Spread: each minibatch has many prompts' signal. Keep: a
+    prompt that is long beside its responses is computed once for all of them, and not once in each minibatch."""
     replay: Literal["none", "trainer", "engine"] = "none"
     """Of a mixture of experts, whose choice of experts the update's passes repeat, docs/moe.md. `trainer`: what the old
     policy's scoring pass chose, in all minibatches after the first (R2). `engine`: what the engine chose while it sampled,

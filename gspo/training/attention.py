@@ -210,7 +210,7 @@ def _in_buckets(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale
         if bucket.key_SK is not None:
             k, v = (x[bucket.key_SK].transpose(1, 2) for x in (key, value))
         mask, grouped = bucket.mask_S1LK, q.shape[1] != k.shape[1]
-        if grouped and q.is_cuda:  # torch's kernel for float32 has no groups; what has them there keeps L x K weights
+        if grouped and not _takes_groups(q):
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
             grouped = False
         options: dict[str, Any] = {"is_causal": mask is None, "enable_gqa": grouped, "scale": scale, "dropout_p": dropout}
@@ -218,6 +218,12 @@ def _in_buckets(layout: Layout, query: Tensor, key: Tensor, value: Tensor, scale
         out.append(y.transpose(1, 2).flatten(0, 1)[bucket.unpad_M])
     out_N = torch.cat(out)
     return out_N if order_N is None else out_N.index_select(0, order_N.argsort())
+
+
+def _takes_groups(query: Tensor) -> bool:
+    """Whether torch computes attention of fewer key heads than query heads without keeping L x K weights: on a GPU its
+    kernel for float32 and for masks does not."""
+    return not query.is_cuda
 
 
 # No mask function is registered on purpose: transformers then builds no mask of its own. Packed rows and right-padded
