@@ -135,6 +135,16 @@ def test_a_micro_batch_whose_every_sequence_is_clipped_goes_back_through_nothing
     gradients, out = _gradients(tmp_path, policy, samples, **changes)
     assert len(out.ratios[0]) == 2 and len(passes) == 1
     assert sum(int(r.clipped_T.any()) for r in out.ratios[0]) == 1
+    with monkeypatch.context() as patched:  # with both passes it is the same gradient, bit by bit
+
+        def both(scorer, optimizer, *rest):
+            one = update_module._forward(scorer, *rest, train=True)
+            optimizer.backward(one.logp_T, one.grad_T)
+            return replace(one, logp_T=one.logp_T.detach())
+
+        patched.setattr(update_module, "_accumulate", both)
+        whole, _ = _gradients(tmp_path / "both", policy, samples, **changes)
+    assert len(passes) == 3 and all(torch.equal(gradient, whole[name]) for name, gradient in gradients.items())
     # The same without the clipped ones, of the same global counts: half the samples, so half the divisor.
     alone, _ = _gradients(tmp_path / "alone", policy, [s for s in samples if s.group == "b"], **changes)
     for name, gradient in gradients.items():
