@@ -20,6 +20,7 @@ TOGETHER = (
     "test_against_trl.py",
     "test_report_",
     "test_resuming.py::test_a_signal",
+    "test_moe_training.py::test_two_ranks",
 )
 """What is costly to make and shared by tests: one process runs all tests whose ids have such a piece in common."""
 
