@@ -1,5 +1,6 @@
 """The code reward on honest programs: right ones score 1, wrong ones 0 with what failed first; formats; equal outputs."""
 
+import gc
 import gzip
 import importlib
 import importlib.util
@@ -183,8 +184,16 @@ DEGENERATE = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def no_garbage_collection():
+    """Its rounds are over all that the process holds, and a longer text has more of them."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("unit", DEGENERATE.values(), ids=DEGENERATE)
-def test_the_program_of_a_degenerate_response_is_found_at_once(unit):
+def test_the_program_of_a_degenerate_response_is_found_at_once(unit, no_garbage_collection):
     seconds = []
     for size in (30_000, 1 << 18, 1 << 20):
         many, start = unit * (size // len(unit)), time.thread_time()
