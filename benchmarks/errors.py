@@ -121,6 +121,25 @@ def head_rows(device: str) -> list[bool]:
     return out
 
 
+def after_their_prompts(ids: Tensor, policy: Policy) -> Tensor:
+    """Hidden states of each segment alone, after the prompt that it sees."""
+    out, parts = [], ids.split(LENGTHS, dim=1)
+    for own, prompt in zip(parts, PROMPTS["a"], strict=True):
+        row = own if prompt is None else torch.cat([parts[prompt], own], dim=1)
+        at = torch.arange(row.shape[1], device=ids.device)[None]
+        alone = Layout.of([Segment(row.shape[1])], ids.device)
+        out.append(policy.hidden(row, at, layout=alone)[0, -own.shape[1] :])
+    return torch.cat(out)
+
+
+def with_a_shared_prompt(ids: Tensor, policy: Policy) -> Tensor:
+    """The same of one packed row."""
+    segments = [Segment(n, prompt) for n, prompt in zip(LENGTHS, PROMPTS["a"], strict=True)]
+    start = [0 if s.prompt is None else LENGTHS[s.prompt] for s in segments]
+    at = torch.cat([torch.arange(n) + first for n, first in zip(LENGTHS, start, strict=True)])[None].to(ids.device)
+    return policy.hidden(ids, at, layout=Layout.of(segments, ids.device))[0]
+
+
 def layer_rows(device: str) -> list[bool]:
     """A whole model with each setting against the same weights in float64: log-probabilities and all gradients."""
     create = CreateConfig(
@@ -130,7 +149,6 @@ def layer_rows(device: str) -> list[bool]:
     ids = torch.randint(12, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(device)
     places = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device)
     layout = Layout.of([Segment(n) for n in LENGTHS], device)
-    shared = Layout.of([Segment(n, prompt) for n, prompt in zip(LENGTHS, PROMPTS["a"], strict=True)], device)
 
     def run(
         dtype: torch.dtype,
@@ -144,20 +162,6 @@ def layer_rows(device: str) -> list[bool]:
         logp.sum().backward()
         return [logp.detach(), *(p.grad for p in policy.trainable.values())]
 
-    def after_their_prompts(policy: Policy) -> Tensor:
-        out, parts = [], ids.split(LENGTHS, dim=1)
-        for own, prompt in zip(parts, PROMPTS["a"], strict=True):
-            row = own if prompt is None else torch.cat([parts[prompt], own], dim=1)
-            alone = Layout.of([Segment(row.shape[1])], device)
-            at = torch.arange(row.shape[1], device=device)[None]
-            out.append(policy.hidden(row, at, layout=alone)[0, -own.shape[1] :])
-        return torch.cat(out)
-
-    def with_a_shared_prompt(policy: Policy) -> Tensor:
-        start = [0 if prompt is None else LENGTHS[prompt] for prompt in PROMPTS["a"]]
-        at = torch.cat([torch.arange(n) + s for n, s in zip(LENGTHS, start, strict=True)])[None].to(device)
-        return policy.hidden(ids, at, layout=shared)[0]
-
     chosen = [("torch", "selective"), ("compile", "none"), ("compile", "selective"), ("compile", "full")]
     if device == "cuda":
         chosen.append(("liger", "none"))  # last: it is for the whole process
@@ -170,9 +174,9 @@ def layer_rows(device: str) -> list[bool]:
         report(
             "layers by torch, a shared prompt",
             dtype,
-            run(dtype, hidden=with_a_shared_prompt, kernels="torch"),
-            run(dtype, hidden=after_their_prompts, kernels="torch"),
-            run(dtype, torch.float64, after_their_prompts, kernels="torch"),
+            run(dtype, hidden=functools.partial(with_a_shared_prompt, ids), kernels="torch"),
+            run(dtype, hidden=functools.partial(after_their_prompts, ids), kernels="torch"),
+            run(dtype, torch.float64, functools.partial(after_their_prompts, ids), kernels="torch"),
         )
         for dtype in dtypes
     ]
