@@ -44,7 +44,7 @@ from gspo.reporting.seeds import seed_interval
 
 LENGTHS = (3, 8, 24)
 """Digits to sort, at which the range is calibrated."""
-TRAINED = (8, 3)
+TRAINED = (8, 3, 24)
 """Those at which training is compared. The runs on 8 are those of clipped_shares."""
 RATES = (3e-5, 1e-4, 3e-4)
 """Of the calibration. Training is compared at the better of the last two; ten times the second one collapses."""

@@ -37,7 +37,8 @@ def run(output: Path) -> None:
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
     mixture = str(upcycle(DENSE, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
-    write("language_mixture", compared(plan, starts, RATES, SEARCH_STEPS, STEPS))
+    _, rows = compared(plan, starts, RATES, SEARCH_STEPS, STEPS)
+    write("language_mixture", rows)
 
 
 def draw() -> None:

@@ -62,7 +62,7 @@ RATES = (1e-5, 3e-5, 1e-4)
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
 SEARCH_STEPS, STEPS = 20, 40
-ALONE_STEPS, REPETITIONS = 8, 2
+ALONE_STEPS = 8
 """Of the runs whose seconds are told, one after the other."""
 WARM = 3
 """First steps of those that are not counted."""
@@ -85,7 +85,7 @@ def run(output: Path) -> None:
         wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]
     rows += [row for some in side_by_side(call, wanted) for row in some]
     write("language_model", rows)
-    rows += [seconds(plan, name, best[name], n) for n in range(REPETITIONS) for name in METHODS]
+    rows += [seconds(plan, name, best[name], seed) for seed in SEEDS for name in METHODS]
     write("language_model", rows)
 
 
@@ -115,12 +115,12 @@ def arm_of(objective: str, scale: float) -> str:
     return objective if scale == 1 else f"{objective}, calibrated"
 
 
-def seconds(plan: Plan, objective: str, rate: float, number: int) -> dict[str, Any]:
+def seconds(plan: Plan, objective: str, rate: float, seed: int) -> dict[str, Any]:
     """Median seconds of a step, of generation and of the update in it, of a run that has the GPU alone."""
     settings = {**METHODS[objective].settings(rate, 1.0), "training.steps": ALONE_STEPS, "evaluation": None}
-    rows = metrics(plan.run(f"alone-{objective}-{number}", SEARCH_SEED, settings))[WARM:]
+    rows = metrics(plan.run(f"alone-{objective}", seed, settings))[WARM:]
     found = {key: median(row[f"time/{key}"] for row in rows) for key in ("step_s", "collect_s", "update_s")}
-    return {"what": "seconds", "arm": objective, "repetition": number, **found}
+    return {"what": "seconds", "arm": objective, "seed": seed, **found}
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from common import (
 )
 
 RATES = (2e-5, 5e-5, 1e-4, 2e-4)
+STEPS = 200
 PRECISIONS = ("bfloat16", "float16", "float32")
 """Of engine and trainer alike. The cold start is in float32, one for all arms of a seed. float16 takes a CPU twice as
 long as the others: it has no instructions for it."""
@@ -47,7 +48,7 @@ KEPT = (
 
 def run(output: Path) -> None:
     """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
-    plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
+    plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {"rollout.engine": "vllm"}), [], {}
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
@@ -59,12 +60,14 @@ def run(output: Path) -> None:
             write("old_likelihoods", rows)
 
 
-def trial(plan: Plan, objective: str, old: str, precision: str, seed: int, rate: float) -> list[dict]:
+def trial(
+    plan: Plan, objective: str, old: str, precision: str, seed: int, rate: float, steps: int = STEPS
+) -> list[dict[str, Any]]:
     """The rows of one run."""
     settings = {
+        "training.steps": steps,
         **METHODS[objective].settings(rate, 1.0),
         "model.dtype": precision,
-        "rollout.engine": "vllm",
         "rollout.old_logprobs": old,
     }
     folder = plan.run(f"{objective}-{precision}-{old}-lr{rate:g}", seed, settings)
@@ -95,9 +98,14 @@ def differing(rows: Rows) -> float:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
+    picture("old_likelihoods", window=20)
+
+
+def picture(name: str, window: int) -> None:
+    """The same of the committed rows of that name, rewards as means of so many steps."""
     from matplotlib.figure import Figure
 
-    rows = read("old_likelihoods")
+    rows = read(name)
     runs = by_run([row for row in rows if row["what"] == "run"], "precision", "arm", "seed")
     precisions = [p for p in PRECISIONS if any(key[0] == p for key in runs)]
     figure = Figure(figsize=(5 * len(precisions), 3.8), layout="constrained")
@@ -105,25 +113,20 @@ def draw() -> None:
         for arm, colour in COLOURS.items():
             mine = [run for (p, name, _), run in runs.items() if (p, name) == (precision, arm)]
             for i, one in enumerate(mine):
-                axis.plot(*zip(*smooth(one, "reward/mean", 20), strict=True), color=colour, linewidth=1,
+                axis.plot(*zip(*smooth(one, "reward/mean", window), strict=True), color=colour, linewidth=1,
                           label=None if i else f"{arm} old log-probabilities")  # fmt: skip
-        axis.set(xlabel="step", ylabel="training reward, mean of 20 steps", title=f"{precision}: a line a seed")
+        axis.set(xlabel="step", ylabel=f"training reward, mean of {window} steps", title=f"{precision}: a line a seed")
         axis.legend(frameon=False, fontsize=8)
-    figure.savefig(EVIDENCE / "old_likelihoods.png", dpi=110)
+    figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, precisions)
 
 
 def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> None:
     """The search, each arm's numbers, and what the engine's old log-probabilities change, seed by seed."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
-    rates = {f"{rate:g}": rate for rate in RATES}
-    print(
-        table(
-            [f"{o}, trainer's" for o in METHODS],
-            rates,
-            lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}",
-        )
-    )
+    if found:
+        rates, searched = {f"{rate:g}": rate for rate in RATES}, [f"{o}, trainer's" for o in METHODS]
+        print(table(searched, rates, lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}"))
     for precision in precisions:
         of_one = {key[1:]: run for key, run in runs.items() if key[0] == precision}
         print_precision(precision, of_one)

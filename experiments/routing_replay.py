@@ -182,16 +182,16 @@ def draw() -> None:
     picture("routing_replay", RATES, tuple(MINIBATCHES))
 
 
-def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> None:
+def picture(name: str, rates: Sequence[float], minibatches: Sequence[int], place: tuple[float, int] = APART) -> None:
     """The same of the committed rows of that name: curves at the fewest and the most minibatches, or beside a single number
-    of them those of the search; flips at the fewest."""
+    of them those of the search; flips at the fewest; curves of all that were pushed at `place`, a rate and minibatches."""
     from matplotlib.figure import Figure
 
     rows = read(name)
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
     minibatches = [n for n in minibatches if any(n == number for number, _, _ in runs)]
     fewest, most = minibatches[0], minibatches[-1]
-    apart = [row for row in rows if row["what"] in ("pushed", "ranges") and (row["rate"], row["minibatches"]) == APART]
+    apart = [row for row in rows if row["what"] in ("pushed", "ranges") and (row["rate"], row["minibatches"]) == place]
     figure = Figure(figsize=(10, 9.9 if apart else 6.6), layout="constrained")
     (paper, more), (layers, flips), *below = figure.subplots(3 if apart else 2, 2)
     for arm, colour in COLOURS.items():
@@ -213,14 +213,14 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int]) -> No
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
     if apart:
-        _draw_apart(*below[0], apart)
+        _draw_apart(*below[0], apart, place)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, rates, minibatches)
 
 
-def _draw_apart(own: Any, others: Any, rows: Rows) -> None:
+def _draw_apart(own: Any, others: Any, rows: Rows, place: tuple[float, int]) -> None:
     """All arms where gspo and grpo were apart; beside them both without replay, with the other ranges too."""
-    rate, minibatches = APART
+    rate, minibatches = place
     found = by_run([{"scale": 1.0, **row} for row in rows], "arm", "scale", "seed")
     runs: dict[tuple, list] = {}
     for (arm, scale, _), run in found.items():
@@ -271,6 +271,8 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
+    for (arm, rate), some in by_run([row for row in rows if row["what"] == "lower rate"], "arm", "rate").items():
+        print(f"{arm} at {rate:g}, training reward of {some[-1]['step']} steps: {mean(some, 'reward/mean'):.3f}")
     if any(row["what"] == "ranges" for row in rows):
         _print_ranges(rows)
     if any(row["what"] == "range search" for row in rows):
@@ -290,11 +292,10 @@ PUSHED = {
 def _print_pushed(runs: dict[tuple, Rows]) -> None:
     """Each arm where all were pushed, and with replay less without, seed by seed."""
     places = {f"{rate:g}, {n} minibatches": (rate, n) for rate, n, _, _ in runs}
-    seeds = sorted({seed for *_, seed in runs})
     for title, value in PUSHED.items() if runs else ():
 
         def by_seed(arm: str, place: tuple[float, int], value: Any = value) -> list[float]:
-            return [value(runs[*place, arm, seed]) for seed in seeds]
+            return [value(run) for (rate, n, of, _), run in sorted(runs.items()) if (rate, n, of) == (*place, arm)]
 
         def difference(pair: str, place: tuple[float, int]) -> str:
             more, less = (by_seed(arm, place) for arm in pair.split(" less "))

@@ -138,6 +138,7 @@ SMALL = {
     },
     "deep_mixture": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 5, "DIGITS": 3,
+        "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),),
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
         "side_by_side": lambda work, jobs: [work(*job) for job in jobs],
@@ -257,7 +258,6 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
         "SEARCH_STEPS": 3,
         "STEPS": 4,
         "ALONE_STEPS": 5,
-        "REPETITIONS": 1,
         "RATES": (1e-4, 3e-4),
         "SCALES": {1e-4: (1, 4)},
     }
@@ -294,6 +294,24 @@ def test_a_language_model_collapses_and_starts_again(script, small_language, tmp
     assert provoked["warmup_updates"] == 6 * provoked["minibatches"]  # the rate rises to the end
     language.draw()
     assert "less the same settings" in capsys.readouterr().out and (tmp_path / "language_collapse.png").exists()
+
+
+def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precision(
+    script, small_language, tmp_path, monkeypatch, capsys
+):
+    language, common = script("language_likelihoods"), script("common")
+    monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
+    settings = {key: value for key, value in small_language.items() if key != "SEEDS"} | {
+        "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "ENGINE": {"rollout.engine": "transformers"},
+        "beside": script("old_likelihoods").trial,
+    }  # fmt: skip
+    for key, value in settings.items():
+        monkeypatch.setattr(language, key, value)
+    language.run(tmp_path)
+    rows = common.read("language_likelihoods")
+    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in language.ARMS for seed in (0, 1)}
+    language.draw()
+    assert "engine's less trainer's" in capsys.readouterr().out and (tmp_path / "language_likelihoods.png").exists()
 
 
 def test_the_variance_of_a_language_models_gradient_is_measured_in_sketches(
