@@ -152,9 +152,7 @@ def draw() -> None:
                 smooth(run, "reward/mean") for (length, name, _), run in runs.items() if (length, name) == (digits, arm)
             ]
             band(axis, mine, label=f"{arm}, {len(mine)} seeds", colour=colour)
-        axis.set(
-            xlabel="step", ylabel="training reward", title=f"{digits + 1} tokens, each arm at its chosen rate", ylim=(0, 1)
-        )
+        axis.set(xlabel="step", ylabel="training reward", title=f"{digits + 1} tokens", ylim=(0, 1))
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
     print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate: geometric(found[int(n)][rate])))

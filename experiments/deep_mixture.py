@@ -41,8 +41,8 @@ MORE_MINIBATCHES = (8, 16)
 """Of further runs of each arm at its own rate, SEARCH_STEPS long: eight samples a minibatch at 16."""
 BOUNDARY = ((1e-4, 4), (1e-4, 8), (1e-4, 16))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
-APART = (1e-4, 8)
-"""That of these which is drawn."""
+DRAWN = BOUNDARY[1:]
+"""Those of them that are drawn."""
 
 
 def run(output: Path) -> None:
@@ -84,7 +84,7 @@ def compared(
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("deep_mixture", RATES, (MINIBATCHES, *MORE_MINIBATCHES), APART)
+    picture("deep_mixture", RATES, (MINIBATCHES, *MORE_MINIBATCHES), DRAWN)
 
 
 if __name__ == "__main__":

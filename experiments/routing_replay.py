@@ -182,18 +182,20 @@ def draw() -> None:
     picture("routing_replay", RATES, tuple(MINIBATCHES))
 
 
-def picture(name: str, rates: Sequence[float], minibatches: Sequence[int], place: tuple[float, int] = APART) -> None:
+def picture(
+    name: str, rates: Sequence[float], minibatches: Sequence[int], places: Sequence[tuple[float, int]] = (APART,)
+) -> None:
     """The same of the committed rows of that name: curves at the fewest and the most minibatches, or beside a single number
-    of them those of the search; flips at the fewest; curves of all that were pushed at `place`, a rate and minibatches."""
+    of them those of the search; flips at the fewest; what was pushed at one or two `places`, rates and minibatches."""
     from matplotlib.figure import Figure
 
     rows = read(name)
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
     minibatches = [n for n in minibatches if any(n == number for number, _, _ in runs)]
     fewest, most = minibatches[0], minibatches[-1]
-    apart = [row for row in rows if row["what"] in ("pushed", "ranges") and (row["rate"], row["minibatches"]) == place]
-    figure = Figure(figsize=(10, 9.9 if apart else 6.6), layout="constrained")
-    (paper, more), (layers, flips), *below = figure.subplots(3 if apart else 2, 2)
+    hard = [row for row in rows if row["what"] in ("pushed", "ranges")]
+    figure = Figure(figsize=(10, 9.9 if hard else 6.6), layout="constrained")
+    (paper, more), (layers, flips), *below = figure.subplots(3 if hard else 2, 2)
     for arm, colour in COLOURS.items():
         for axis, number in ((paper, fewest), (more, most)):
             if mine := [run for (n, other, _), run in runs.items() if (n, other) == (number, arm)]:
@@ -212,30 +214,44 @@ def picture(name: str, rates: Sequence[float], minibatches: Sequence[int], place
     flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the last minibatch")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
-    if apart:
-        _draw_apart(*below[0], apart, place)
+    for axis, place in zip(below[0] if hard else (), places, strict=False):
+        _draw_pushed(axis, hard, place)
+    if hard and len(places) == 1:
+        _draw_ranges(below[0][1], hard, places[0])
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, rates, minibatches)
 
 
-def _draw_apart(own: Any, others: Any, rows: Rows, place: tuple[float, int]) -> None:
-    """All arms where gspo and grpo were apart; beside them both without replay, with the other ranges too."""
-    rate, minibatches = place
-    found = by_run([{"scale": 1.0, **row} for row in rows], "arm", "scale", "seed")
-    runs: dict[tuple, list] = {}
-    for (arm, scale, _), run in found.items():
+def _pushed_curves(rows: Rows, place: tuple[float, int]) -> dict[tuple[str, float], list[list[tuple[float, float]]]]:
+    """Rewards of the runs at a rate and minibatches, a curve a seed, by arm and factor on its authors' range."""
+    there = [{"scale": 1.0, **row} for row in rows if (row["rate"], row["minibatches"]) == place]
+    runs: dict[tuple[str, float], list] = {}
+    for (arm, scale, _), run in by_run(there, "arm", "scale", "seed").items():
         runs.setdefault((arm, scale), []).append(smooth(run, "reward/mean"))
-    for (arm, scale), curves in runs.items():
+    return runs
+
+
+def _draw_pushed(axis: Any, rows: Rows, place: tuple[float, int]) -> None:
+    """All arms with their authors' ranges."""
+    for (arm, scale), curves in _pushed_curves(rows, place).items():
         if scale == 1:
-            band(own, curves, label=arm, colour=COLOURS[arm])
+            band(axis, curves, label=arm, colour=COLOURS[arm])
+    _finish(axis, f"pushed: {place[0]:g}, {place[1]} minibatches")
+
+
+def _draw_ranges(axis: Any, rows: Rows, place: tuple[float, int]) -> None:
+    """Those without replay, with other ranges too."""
+    for (arm, scale), curves in _pushed_curves(rows, place).items():
         if "replay" not in arm:
             shade = COLOURS[arm] if scale == 1 else COLOURS[f"{arm} with replay"]
-            band(others, curves, label=f"{arm}, range x{scale:.4g}", colour=shade)
-    own.set(xlabel="step", ylabel="training reward", title=f"pushed: {rate:g}, {minibatches} minibatches")
-    others.set(xlabel="step", ylabel="training reward", title="the same without replay, other clip ranges")
-    for axis in (own, others):
-        axis.set_ylim(bottom=0)
-        axis.legend(frameon=False, fontsize=8, loc="lower left")
+            band(axis, curves, label=f"{arm}, range x{scale:.4g}", colour=shade)
+    _finish(axis, "the same without replay, other clip ranges")
+
+
+def _finish(axis: Any, title: str) -> None:
+    axis.set(xlabel="step", ylabel="training reward", title=title)
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, fontsize=8, loc="lower left")
 
 
 def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
