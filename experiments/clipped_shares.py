@@ -17,7 +17,6 @@ from statistics import fmean
 from common import (
     EVIDENCE,
     METHODS,
-    SEARCH_SEED,
     SEEDS,
     Rows,
     band,
@@ -44,7 +43,7 @@ ARMS = {
     "grpo, calibrated": ("grpo", True),
 }
 """Arm to objective, and whether its range is calibrated or its authors' own."""
-TIMED, REPETITIONS = (10, 40), 2
+TIMED = (10, 40)
 """Steps of the runs whose processor seconds are compared: a clock also counts what else the machine does."""
 
 
@@ -54,12 +53,12 @@ def run(output: Path) -> None:
     for arm, (objective, calibrated) in ARMS.items():
         choices[arm], found = search(plan, METHODS[objective], calibrated=calibrated)
         rows += [{"arm": arm, **row} for row in found]
-    for repetition, steps in product(range(REPETITIONS), TIMED):
+    for seed, steps in product(SEEDS, TIMED):
         for arm, choice in choices.items():
             settings = {**choice.settings, "training.steps": steps, "evaluation": None}
-            folder = plan.run(f"timed-{choice.name}-{steps}-{repetition}", SEARCH_SEED, settings)
+            folder = plan.run(f"timed-{choice.name}-{steps}", seed, settings)
             cpu_s = json.loads((folder / "cpu_s.json").read_text())
-            rows.append({"what": "seconds", "arm": arm, "repetition": repetition, "steps": steps, "cpu_s": cpu_s})
+            rows.append({"what": "seconds", "arm": arm, "seed": seed, "steps": steps, "cpu_s": cpu_s})
     for seed in SEEDS:
         for arm, choice in choices.items():
             folder = plan.run(choice.name, seed, choice.settings)
@@ -82,8 +81,8 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
 
 
 def cpu_seconds(rows: Rows) -> dict[str, list[float]]:
-    """Processor seconds a step of each arm, one a repetition: longer less shorter runs, so that loading does not count."""
-    timed = by_run([row for row in rows if row["what"] == "seconds"], "arm", "repetition")
+    """Processor seconds a step of each arm, one a seed: longer less shorter runs, so that loading does not count."""
+    timed = by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed")
     out: dict[str, list[float]] = {}
     for (arm, _), (short, long) in timed.items():
         out.setdefault(arm, []).append((long["cpu_s"] - short["cpu_s"]) / (long["steps"] - short["steps"]))
@@ -122,8 +121,11 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
         if row["what"] in ("calibration", "search"):
             print({key: value for key, value in row.items() if key != "what"})
     seeds = sorted({seed for _, seed in runs})
-    for arm, values in cpu_seconds(rows).items():
-        print(f"{arm}: processor seconds a step {', '.join(f'{v:.3f}' for v in values)}")
+    spent = cpu_seconds(rows)
+    print(table(ARMS, {"processor seconds a step": 0}, lambda arm, _: shown(spent[arm])))
+    print(
+        table(ARMS, {"less gspo": 0}, lambda arm, _: shown([a - b for a, b in zip(spent[arm], spent["gspo"], strict=True)]))
+    )
     print(table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, seed]) for seed in seeds])))
 
     def difference(arm: str, value: Callable[[Rows], float]) -> str:

@@ -306,12 +306,17 @@ def smooth(rows: Rows, key: str, window: int = 10) -> list[tuple[float, float]]:
     return [(x, fmean(values[max(0, i - window + 1) : i + 1])) for i, (x, _) in enumerate(points)]
 
 
-def main(document: str, run: Callable[[Path], None], draw: Callable[[], None]) -> None:
-    """The command line of an experiment: run what is not there yet, then draw; or only draw what is committed."""
+def main(document: str, run: Callable[..., None], draw: Callable[[], None], model: str | None = None) -> None:
+    """The command line of an experiment: run what is not there yet, then draw; or only draw what is committed. `run` gets
+    the folder of the runs, and the model where the experiment has one to begin from."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/experiments"), help="folder of the runs")
     parser.add_argument("--draw", action="store_true", help="only draw, and print the tables of, what is committed")
+    if model:
+        parser.add_argument(
+            "--model", default=model, help="to begin from: a folder, or a hub's name (default: %(default)s)"
+        )
     options = parser.parse_args()
     if not options.draw:
-        run(options.output)
+        run(options.output, *([options.model] if model else []))
     draw()

@@ -35,7 +35,7 @@ RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 """Of the search, which is a boundary too."""
 LOWER_RATES = (1e-5, 3e-5)
 """Of fewer steps at the search's seed: whether the lowest rate is too low shows in what is learnt at first."""
-SEARCH_STEPS, STEPS, LOWER_STEPS = 28, 55, 15
+SEARCH_STEPS, STEPS, LOWER_STEPS = 28, 55, 14
 MINIBATCHES = 4
 MORE_MINIBATCHES = (8, 16)
 """Of further runs of each arm at its own rate, SEARCH_STEPS long: eight samples a minibatch at 16."""

@@ -28,9 +28,9 @@ EVERY = 8
 """Steps between checkpoints, of 2 GB each; the search keeps none."""
 
 
-def run(output: Path) -> None:
+def run(output: Path, model: str) -> None:
     """All rates at the search's seed; the lowest that collapses, at every seed; new starts from everywhere."""
-    plan = Plan(RECIPE, output / "language_collapse", SETTINGS, model=MODEL)
+    plan = Plan(RECIPE, output / "language_collapse", SETTINGS, model=model)
     jobs = [(plan, rate, SEARCH_SEED) for rate in RATES]
     searched = side_by_side(provoked, jobs)
     rows = [row for some in searched for row in labelled_as("search", some)]
@@ -84,4 +84,4 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    main(str(__doc__), run, draw)
+    main(str(__doc__), run, draw, MODEL)

@@ -29,9 +29,9 @@ CACHE_BYTES = 2**30
 AT_ONCE = 12
 
 
-def run(output: Path) -> None:
+def run(output: Path, model: str) -> None:
     """Every arm in every precision at every seed."""
-    plan = Plan(RECIPE, output / "language_likelihoods", SETTINGS | ENGINE, model=MODEL)
+    plan = Plan(RECIPE, output / "language_likelihoods", SETTINGS | ENGINE, model=model)
     jobs = [
         (plan, objective, old, precision, seed, RATES[objective], STEPS)
         for seed in SEEDS
@@ -56,4 +56,4 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    main(str(__doc__), run, draw)
+    main(str(__doc__), run, draw, MODEL)

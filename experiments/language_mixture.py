@@ -19,7 +19,7 @@ from upcycle import upcycle
 
 RECIPE = "recipes/smollm2.toml"
 DENSE = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The recipe's model; a folder of it does as well."""
+"""The recipe's model."""
 SETTINGS = {
     "model.dtype": "bfloat16",
     "model.head_dtype": "float32",
@@ -32,10 +32,10 @@ RATES = (1e-5, 3e-5, 1e-4)
 SEARCH_STEPS, STEPS = 20, 40
 
 
-def run(output: Path) -> None:
+def run(output: Path, model: str) -> None:
     """The comparison, every run from the same mixture: seeds differ in prompts and samples."""
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
-    mixture = str(upcycle(DENSE, plan.folder / "mixture"))
+    mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
     _, rows = compared(plan, starts, RATES, SEARCH_STEPS, STEPS)
     write("language_mixture", rows)
@@ -47,4 +47,4 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    main(str(__doc__), run, draw)
+    main(str(__doc__), run, draw, DENSE)

@@ -42,7 +42,7 @@ from hidden_change import FAR, mean_of, rows_of
 
 RECIPE = "recipes/smollm2.toml"
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The recipe's; a folder of it does as well."""
+"""The recipe's; --model FOLDER for another place."""
 SETTINGS = {
     "model.dtype": "bfloat16",
     "model.head_dtype": "float32",
@@ -62,15 +62,15 @@ RATES = (1e-5, 3e-5, 1e-4)
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
 SEARCH_STEPS, STEPS = 20, 40
-ALONE_STEPS = 8
+ALONE_STEPS, REPETITIONS = 8, 2
 """Of the runs whose seconds are told, one after the other."""
 WARM = 3
 """First steps of those that are not counted."""
 
 
-def run(output: Path) -> None:
+def run(output: Path, model: str) -> None:
     """Search and calibration beside each other; then every arm at every seed; then a few steps of both objectives alone."""
-    plan = Plan(RECIPE, output / "language_model", SETTINGS, model=MODEL)
+    plan = Plan(RECIPE, output / "language_model", SETTINGS, model=model)
     searched = [(trial, plan, name, rate, 1.0, SEARCH_SEED, SEARCH_STEPS) for name in METHODS for rate in RATES]
     ranged = [(share, plan, rate, scale, seed) for rate, scales in SCALES.items() for scale in scales for seed in SEEDS]
     found = side_by_side(call, [*searched, *ranged])
@@ -85,7 +85,7 @@ def run(output: Path) -> None:
         wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]
     rows += [row for some in side_by_side(call, wanted) for row in some]
     write("language_model", rows)
-    rows += [seconds(plan, name, best[name], seed) for seed in SEEDS for name in METHODS]
+    rows += [seconds(plan, name, best[name], n) for n in range(REPETITIONS) for name in METHODS]
     write("language_model", rows)
 
 
@@ -115,12 +115,12 @@ def arm_of(objective: str, scale: float) -> str:
     return objective if scale == 1 else f"{objective}, calibrated"
 
 
-def seconds(plan: Plan, objective: str, rate: float, seed: int) -> dict[str, Any]:
+def seconds(plan: Plan, objective: str, rate: float, number: int) -> dict[str, Any]:
     """Median seconds of a step, of generation and of the update in it, of a run that has the GPU alone."""
     settings = {**METHODS[objective].settings(rate, 1.0), "training.steps": ALONE_STEPS, "evaluation": None}
-    rows = metrics(plan.run(f"alone-{objective}", seed, settings))[WARM:]
+    rows = metrics(plan.run(f"alone-{objective}-{number}", SEARCH_SEED, settings))[WARM:]
     found = {key: median(row[f"time/{key}"] for row in rows) for key in ("step_s", "collect_s", "update_s")}
-    return {"what": "seconds", "arm": objective, "seed": seed, **found}
+    return {"what": "seconds", "arm": objective, "repetition": number, **found}
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -228,4 +228,4 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
 
 
 if __name__ == "__main__":
-    main(str(__doc__), run, draw)
+    main(str(__doc__), run, draw, MODEL)

@@ -38,13 +38,13 @@ SETTINGS = {
 }
 
 
-def run(output: Path) -> None:
+def run(output: Path, model: str) -> None:
     """A seed is a set of batches and samples; the old policy is the same model in all."""
-    plan = Plan("experiments/sums.toml", output / "language_variance", SETTINGS, model=MODEL)
+    plan = Plan("experiments/sums.toml", output / "language_variance", SETTINGS, model=model)
     numbers = random.Random(0)
     ground = Ground(plan, solved(numbers, SHOWN) + problem(numbers)[0], STEPS, GROUPS, WIDTH)
-    side_by_side(moved, [(ground, MODEL, seed) for seed in SEEDS])
-    jobs = [(ground, MODEL, seed, length) for length in sorted(GROUPS, reverse=True) for seed in SEEDS]
+    side_by_side(moved, [(ground, model, seed) for seed in SEEDS])
+    jobs = [(ground, model, seed, length) for length in sorted(GROUPS, reverse=True) for seed in SEEDS]
     side_by_side(measure, jobs, at_once=6)  # a process takes up to 43 GB
     write("language_variance", measured_rows(plan.folder, SEEDS, list(GROUPS), [arm.name for arm in ARMS]))
 
@@ -57,4 +57,4 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    main(str(__doc__), run, show)
+    main(str(__doc__), run, show, MODEL)

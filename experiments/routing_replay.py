@@ -210,8 +210,8 @@ def picture(
     if fewest == most:
         more.clear()
         _draw_search(more, rows, rates)
-    layers.set(xlabel="layer", ylabel="choices flipped", title="in the last minibatch, by layer, without replay")
-    flips.set(xlabel="step", ylabel="tokens with any flip", title="share of tokens in the last minibatch")
+    layers.set(xlabel="layer", ylabel="choices flipped", title=f"in the last of {fewest} minibatches, without replay")
+    flips.set(xlabel="step", ylabel="tokens with any flip", title=f"share of tokens in the last of {fewest} minibatches")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
     for axis, place in zip(below[0] if hard else (), places, strict=False):

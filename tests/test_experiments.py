@@ -18,7 +18,10 @@ from gspo.training.policy import load_policy
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
-ON_THE_HARNESS = ("clipped_shares", "clip_range", "collapse", "language_model")
+ON_THE_HARNESS = (
+    "clipped_shares", "clip_range", "collapse", "routing_replay", "engine_replay", "deep_mixture", "language_mixture",
+    "language_model", "old_likelihoods", "language_likelihoods",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +227,10 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.setattr(deep, "SEEDS", (0,))
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
     three = fewer(script("common").sorting(3, tmp_path)).settings
-    small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "DENSE": str(llama), "RATES": (1e-3,)}
+    small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "RATES": (1e-3,)}
     for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 5}.items():
         monkeypatch.setattr(language, key, value)
-    language.run(tmp_path)
+    language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")
     assert {row["arm"] for row in rows if row["what"] == "run"} == set(script("routing_replay").ARMS)
 
@@ -244,20 +247,20 @@ def small_language(script, llama, tmp_path, monkeypatch):
     return {
         "RECIPE": "experiments/sorting.toml",
         "SETTINGS": fewer(script("common").sorting(3, tmp_path)).settings | more,
-        "MODEL": str(llama),
         "SEEDS": (0, 1),
         "side_by_side": lambda work, jobs, **more: [work(*job) for job in jobs],
     }
 
 
 def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
-    script, small_language, tmp_path, monkeypatch, capsys
+    script, small_language, llama, tmp_path, monkeypatch, capsys
 ):
     language, common = script("language_model"), script("common")
     more = {
         "SEARCH_STEPS": 3,
         "STEPS": 4,
         "ALONE_STEPS": 5,
+        "REPETITIONS": 1,
         "RATES": (1e-4, 3e-4),
         "SCALES": {1e-4: (1, 4)},
     }
@@ -268,7 +271,7 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
         return [{"what": "range", "rate": rate, "seed": seed, "scale": scale, "share": 0.3 / scale, "reward/mean": 0.5}]
 
     monkeypatch.setattr(language, "share", share)
-    language.run(tmp_path)
+    language.run(tmp_path, str(llama))
     rows = common.read("language_model")
     assert {row["what"] for row in rows} == {"search", "range", "run", "hidden", "seconds"}
     assert {row["arm"] for row in rows if row["what"] == "run"} == {"gspo", "grpo", "gspo, calibrated"}
@@ -277,12 +280,12 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
     assert "what hides" in capsys.readouterr().out and (tmp_path / "language_model.png").exists()
 
 
-def test_a_language_model_collapses_and_starts_again(script, small_language, tmp_path, monkeypatch, capsys):
+def test_a_language_model_collapses_and_starts_again(script, small_language, llama, tmp_path, monkeypatch, capsys):
     language = script("language_collapse")
     more = {"RATES": (1e-3, 1e-2), "STEPS": 6, "AGAIN": 2, "EVERY": 2}
     for key, value in {**small_language, **more, "SEEDS": (0,), "collapsed_at": lambda rows: 5}.items():
         monkeypatch.setattr(language, key, value)
-    language.run(tmp_path)
+    language.run(tmp_path, str(llama))
     rows = script("common").read("language_collapse")
     starts = {(row["since"], row["change"], row["seed"]) for row in rows if row["what"] == "again"}
     collapse = script("collapse")
@@ -297,7 +300,7 @@ def test_a_language_model_collapses_and_starts_again(script, small_language, tmp
 
 
 def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precision(
-    script, small_language, tmp_path, monkeypatch, capsys
+    script, small_language, llama, tmp_path, monkeypatch, capsys
 ):
     language, common = script("language_likelihoods"), script("common")
     monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
@@ -307,7 +310,7 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
     }  # fmt: skip
     for key, value in settings.items():
         monkeypatch.setattr(language, key, value)
-    language.run(tmp_path)
+    language.run(tmp_path, str(llama))
     rows = common.read("language_likelihoods")
     assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in language.ARMS for seed in (0, 1)}
     language.draw()
@@ -315,21 +318,21 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
 
 
 def test_the_variance_of_a_language_models_gradient_is_measured_in_sketches(
-    script, small_language, tmp_path, monkeypatch, capsys
+    script, small_language, llama, tmp_path, monkeypatch, capsys
 ):
     language, common = script("language_variance"), script("common")
     load_policy(load(EXPERIMENTS / "sums.toml").model, temperature=1.0, seed=0).save(tmp_path / "sums")
     settings = language.SETTINGS | {"rollout.max_response_tokens": 16, "rewards": small_language["SETTINGS"]["rewards"]}
     steps = {"near": (1, 1e-4), "far": (1, 1e-3)}
     for key, value in {
-        "SEEDS": (0, 1), "GROUPS": {8: 8, 12: 8}, "STEPS": steps, "WIDTH": 512, "MODEL": str(tmp_path / "sums"),
+        "SEEDS": (0, 1), "GROUPS": {8: 8, 12: 8}, "STEPS": steps, "WIDTH": 512,
         "SETTINGS": settings, "side_by_side": small_language["side_by_side"], "EVIDENCE": tmp_path,
     }.items():  # fmt: skip
         monkeypatch.setattr(language, key, value)
     alternating = lambda policy, prompt, some: np.resize([1.0, -1.0], len(some))  # noqa: E731
     monkeypatch.setattr(script("gradient_variance"), "advantages", alternating)
     monkeypatch.setattr(script("gradient_variance"), "G", 2)
-    language.run(tmp_path)
+    language.run(tmp_path, str(tmp_path / "sums"))
     assert {row["arm"] for row in common.read("language_variance")} == {arm.name for arm in language.ARMS}
     language.show()
     assert "slope_trace" in capsys.readouterr().out and (tmp_path / "language_variance.png").exists()
@@ -358,11 +361,15 @@ def committed():
 @pytest.mark.parametrize("path", committed(), ids=lambda p: p.stem)
 def test_all_arms_of_the_committed_rows_had_the_same_seeds_and_steps(script, path):
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    last = {}
+    places = {}
     for row in rows:
-        if row["what"] in ("run", "again"):
-            arm = tuple(row[key] for key in ("digits", "arm", "since", "change") if key in row)
-            steps = last.setdefault(arm, {})
+        if (what := row.get("what", "run")) in ("run", "again", "pushed", "ranges", "range chosen"):
+            pushed = row["rate"] if what == "pushed" else None
+            arms = places.setdefault((what, row.get("digits"), row.get("minibatches"), pushed), {})
+            arm = tuple(row.get(key) for key in ("arm", "since", "change", "precision", "rate", "scale"))
+            steps = arms.setdefault(arm, {})
             steps[row["seed"]] = max(steps.get(row["seed"], 0), row["step"])
-    assert last and all(steps == next(iter(last.values())) for steps in last.values())
-    assert script("common").SEARCH_SEED not in next(iter(last.values()))
+    for arms in places.values():
+        assert all(steps == next(iter(arms.values())) for steps in arms.values())
+        assert script("common").SEARCH_SEED not in next(iter(arms.values()))
+    assert places
