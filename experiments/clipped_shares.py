@@ -122,10 +122,11 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
             print({key: value for key, value in row.items() if key != "what"})
     seeds = sorted({seed for _, seed in runs})
     spent = cpu_seconds(rows)
-    print(table(ARMS, {"processor seconds a step": 0}, lambda arm, _: shown(spent[arm])))
-    print(
-        table(ARMS, {"less gspo": 0}, lambda arm, _: shown([a - b for a, b in zip(spent[arm], spent["gspo"], strict=True)]))
-    )
+    steps = COLUMNS["steps to a reward of 0.7"]
+    needed = {arm: [a * steps(runs[arm, seed]) for a, seed in zip(spent[arm], seeds, strict=True)] for arm in ARMS}
+    by_seconds = {"processor seconds a step": spent, "to a reward of 0.7": needed}
+    print(table(ARMS, by_seconds, lambda arm, of: shown(of[arm])))
+    print(table(ARMS, by_seconds, lambda arm, of: shown([a - b for a, b in zip(of[arm], of["gspo"], strict=True)])))
     print(table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, seed]) for seed in seeds])))
 
     def difference(arm: str, value: Callable[[Rows], float]) -> str:
