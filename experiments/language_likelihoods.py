@@ -22,8 +22,8 @@ PRECISIONS = ("bfloat16", "float16")
 """Of engine and trainer alike. In float32 no decision differed wherever it was counted."""
 RATES = {"gspo": 3e-5, "grpo": 3e-5}
 """What language_model's search chose for each, in bfloat16 with the trainer's."""
-ENGINE = {"rollout.engine": "vllm", "rollout.vllm.memory_fraction": 0.02}
-"""The fraction is of what must be free at the start."""
+MEMORY = {"rollout.vllm.memory_fraction": 0.02}
+"""What must be free of the GPU when a run starts."""
 CACHE_BYTES = 2**30
 """For each vLLM's keys and values: 128 samples of this task take a third of it."""
 AT_ONCE = 12
@@ -31,7 +31,7 @@ AT_ONCE = 12
 
 def run(output: Path, model: str) -> None:
     """Every arm in every precision at every seed."""
-    plan = Plan(RECIPE, output / "language_likelihoods", SETTINGS | ENGINE, model=model)
+    plan = Plan(RECIPE, output / "language_likelihoods", SETTINGS | MEMORY, model=model)
     jobs = [
         (plan, objective, old, precision, seed, RATES[objective], STEPS)
         for seed in SEEDS

@@ -34,6 +34,8 @@ from common import (
 
 RATES = (2e-5, 5e-5, 1e-4, 2e-4)
 STEPS = 200
+ENGINE = "vllm"
+"""Of the runs; the cold starts are by the embedded one."""
 PRECISIONS = ("bfloat16", "float16", "float32")
 """Of engine and trainer alike. The cold start is in float32, one for all arms of a seed. float16 takes a CPU twice as
 long as the others: it has no instructions for it."""
@@ -48,7 +50,7 @@ KEPT = (
 
 def run(output: Path) -> None:
     """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
-    plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {"rollout.engine": "vllm"}), [], {}
+    plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
@@ -68,6 +70,7 @@ def trial(
         "training.steps": steps,
         **METHODS[objective].settings(rate, 1.0),
         "model.dtype": precision,
+        "rollout.engine": ENGINE,
         "rollout.old_logprobs": old,
     }
     folder = plan.run(f"{objective}-{precision}-{old}-lr{rate:g}", seed, settings)

@@ -216,7 +216,7 @@ def picture(
     paper.legend(frameon=False, fontsize=8)
     for axis, place in zip(below[0] if hard else (), places, strict=False):
         _draw_pushed(axis, hard, place)
-    if hard and len(places) == 1:
+    if any(row["what"] == "ranges" for row in hard):
         _draw_ranges(below[0][1], hard, places[0])
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, rates, minibatches)

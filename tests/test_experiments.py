@@ -304,8 +304,9 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
 ):
     language, common = script("language_likelihoods"), script("common")
     monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
+    monkeypatch.setattr(script("old_likelihoods"), "ENGINE", "transformers")
     settings = {key: value for key, value in small_language.items() if key != "SEEDS"} | {
-        "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "ENGINE": {"rollout.engine": "transformers"},
+        "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "MEMORY": {},
         "beside": script("old_likelihoods").trial,
     }  # fmt: skip
     for key, value in settings.items():
