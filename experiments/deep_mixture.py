@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common import SEARCH_SEED, SEEDS, Plan, main, score, side_by_side, sorting, write
-from routing_replay import ARMS, picture, pushed, trial
+from routing_replay import ARMS, of_range, picture, pushed, ranges, trial
 
 DIGITS = 16
 DECODER = {
@@ -31,22 +31,20 @@ DECODER = {
 }
 """78 million parameters, of which a token meets a sixth. Layers uncompiled: compiling takes as long as a run. No
 checkpoints: each would take a gigabyte, and none is started from."""
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 """Of the search, which is a boundary too."""
-LOWER_RATES = (1e-5, 3e-5)
-"""Of fewer steps at the search's seed: whether the lowest rate is too low shows in what is learnt at first."""
-SEARCH_STEPS, STEPS, LOWER_STEPS = 28, 55, 14
+SEARCH_STEPS, STEPS = 28, 55
 MINIBATCHES = 4
 MORE_MINIBATCHES = (8, 16)
 """Of further runs of each arm at its own rate, SEARCH_STEPS long: eight samples a minibatch at 16."""
-BOUNDARY = ((1e-4, 4), (1e-4, 8), (1e-4, 16))
+BOUNDARY = ((1e-4, 4), (1e-4, 8), (1e-4, 16), (3e-4, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
-DRAWN = BOUNDARY[1:]
+DRAWN = BOUNDARY[1:3]
 """Those of them that are drawn."""
 
 
 def run(output: Path) -> None:
-    """Cold starts; the comparison; the same with more minibatches; then all pushed."""
+    """Cold starts; the comparison; the same with more minibatches; all pushed; then each arm's own clip range."""
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
@@ -57,14 +55,24 @@ def run(output: Path) -> None:
             trial, [(plan, arm, s, rate[arm], minibatches, SEARCH_STEPS, starts[s]) for s in SEEDS for arm in ARMS]
         )
 
-    low = [(plan, arm, SEARCH_SEED, r, MINIBATCHES, LOWER_STEPS, starts[SEARCH_SEED]) for r in LOWER_RATES for arm in ARMS]
-    found = [row | {"what": "lower rate"} for some in side_by_side(trial, low) for row in some]
-    rows += [row for row in found if row["step"] <= LOWER_STEPS]
     for number in MORE_MINIBATCHES:
         rows += [row for some in everywhere(chosen, number) for row in some]
     for rate, number in BOUNDARY:
         rows += [row for some in everywhere(dict.fromkeys(ARMS, rate), number) for row in pushed(some)]
+    rows += own_ranges(plan, starts, chosen, SEARCH_STEPS)
     write("deep_mixture", rows)
+
+
+def own_ranges(plan: Plan, starts: Mapping[int, str], chosen: Mapping[str, float], steps: int) -> list[dict[str, Any]]:
+    """Rows of `ranges`, all of so many steps, and of the authors' range beside what it chose."""
+
+    def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
+        found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs])
+        return [[row for row in some if row["step"] <= steps] for some in found]
+
+    authors = trials([(arm, seed, chosen[arm], MINIBATCHES, steps, 1.0) for arm in ARMS for seed in SEEDS])
+    rows = [row for some in authors for row in of_range(some, "range chosen", 1.0)]
+    return rows + ranges(trials, chosen, steps, steps)
 
 
 def compared(

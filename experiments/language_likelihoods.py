@@ -10,18 +10,21 @@ side, each with a vLLM of its own, about 75 GB of one GPU in all. Writes docs/ev
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from common import SEEDS, Plan, main, side_by_side, write
-from language_model import MODEL, RECIPE, SETTINGS, STEPS
-from old_likelihoods import ARMS, picture, trial
+from common import SEEDS, Plan, main, score, side_by_side, write
+from language_model import MODEL, RECIPE, SEARCH_STEPS, SETTINGS, STEPS
+from old_likelihoods import ARMS, own, picture, trial
 
 PRECISIONS = ("bfloat16", "float16")
 """Of engine and trainer alike. In float32 no decision differed wherever it was counted."""
 RATES = {"gspo": 3e-5, "grpo": 3e-5}
 """What language_model's search chose for each, in bfloat16 with the trainer's."""
+OWN_RATES = (1e-5, 3e-5, 1e-4)
+"""Of the search of each arm's own."""
 MEMORY = {"rollout.vllm.memory_fraction": 0.02}
 """What must be free of the GPU when a run starts."""
 CACHE_BYTES = 2**30
@@ -30,7 +33,7 @@ AT_ONCE = 12
 
 
 def run(output: Path, model: str) -> None:
-    """Every arm in every precision at every seed."""
+    """Every arm in every precision at every seed; then each with its own rate and range."""
     plan = Plan(RECIPE, output / "language_likelihoods", SETTINGS | MEMORY, model=model)
     jobs = [
         (plan, objective, old, precision, seed, RATES[objective], STEPS)
@@ -38,7 +41,12 @@ def run(output: Path, model: str) -> None:
         for precision in PRECISIONS
         for objective, old in ARMS.values()
     ]
-    write("language_likelihoods", [row for some in side_by_side(beside, jobs, at_once=AT_ONCE) for row in some])
+    rows = [row for some in side_by_side(beside, jobs, at_once=AT_ONCE) for row in some]
+
+    def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
+        return side_by_side(beside, [(plan, *job) for job in jobs], at_once=AT_ONCE)
+
+    write("language_likelihoods", rows + own(trials, OWN_RATES, SEARCH_STEPS, STEPS, score))
 
 
 def beside(*job: Any) -> list[dict[str, Any]]:
@@ -52,7 +60,7 @@ def beside(*job: Any) -> list[dict[str, Any]]:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("language_likelihoods", window=10)
+    picture("language_likelihoods", window=10, scored=score)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from common import SEARCH_SEED, SEEDS, Plan, main, write
-from deep_mixture import MINIBATCHES, compared
+from deep_mixture import MINIBATCHES, compared, own_ranges
 from routing_replay import picture
 from upcycle import upcycle
 
@@ -37,8 +37,8 @@ def run(output: Path, model: str) -> None:
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
     mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
-    _, rows = compared(plan, starts, RATES, SEARCH_STEPS, STEPS)
-    write("language_mixture", rows)
+    chosen, rows = compared(plan, starts, RATES, SEARCH_STEPS, STEPS)
+    write("language_mixture", rows + own_ranges(plan, starts, chosen, SEARCH_STEPS))
 
 
 def draw() -> None:

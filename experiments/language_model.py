@@ -61,6 +61,8 @@ RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
+SEARCHED_RANGES = {"gspo": (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0), "grpo": (1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 256)}
+"""Factors on the authors' clip ranges searched at each objective's own rate."""
 SEARCH_STEPS, STEPS = 20, 40
 ALONE_STEPS, REPETITIONS = 8, 2
 """Of the runs whose seconds are told, one after the other."""
@@ -77,6 +79,9 @@ def run(output: Path, model: str) -> None:
     rows = [row for some in found for row in some]
     scores = {(job[2], job[3]): score(some) for job, some in zip(searched, found, strict=False)}
     best = {name: max(RATES, key=lambda rate, name=name: scores[name, rate]) for name in METHODS}
+    own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in SEARCHED_RANGES[n]]
+    for (_, _, name, *_), some in zip(own, side_by_side(call, own), strict=True):
+        rows += [row | {"what": "range search", "arm": name} for row in some]
     rate = max(SCALES, key=lambda rate: scores["gspo", rate])
     wanted = [(trial, plan, "gspo", rate, 1.0, seed, STEPS) for rate in RATES for seed in SEEDS]
     wanted += [(trial, plan, "grpo", best["grpo"], 1.0, seed, STEPS) for seed in SEEDS]
@@ -198,6 +203,10 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
     """The search, the ranges, the arms and their differences to gspo, gspo at each rate, what hides, and seconds."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     print(table(METHODS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
+    ranged = [row for row in rows if row["what"] == "range search"]
+    for (arm, rate, scale), some in by_run(ranged, "arm", "rate", "scale").items():
+        clipped = mean(some, METHODS[arm].share)
+        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(some):.3f}, {METHODS[arm].share} {clipped:.3f}")
     for rate in SCALES:
         print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
         for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():

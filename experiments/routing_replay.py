@@ -8,7 +8,7 @@ Run from the repository's folder. Writes docs/evidence/routing_replay.jsonl and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +96,33 @@ def run(output: Path) -> None:
         for arm, scale in RANGES.items():
             rate, minibatches = APART
             rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS, scale=scale), scale=scale)
-    write("routing_replay", rows)
-    for arm, (objective, _) in ARMS.items():
-        scales = (1.0, *SEARCHED_RANGES[objective])
-        found = {x: trial(plan, arm, SEARCH_SEED, chosen[arm], 4, SEARCH_STEPS, scale=x) for x in scales}
-        rows += [row for x in scales[1:] for row in of_range(found[x], "range search", x)]
-        best = max(scales, key=lambda x: score(found[x]))
-        for seed in SEEDS:
-            rows += of_range(trial(plan, arm, seed, chosen[arm], 4, STEPS, scale=best), "range chosen", best)
-        write("routing_replay", rows)
+
+    def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
+        return [trial(plan, *job[:-1], scale=job[-1]) for job in jobs]
+
+    write("routing_replay", rows + ranges(trials, chosen, SEARCH_STEPS, STEPS))
+
+
+def ranges(
+    trials: Callable[[Sequence[tuple]], list[list[dict[str, Any]]]],
+    rates: Mapping[str, float],
+    search_steps: int,
+    steps: int,
+) -> list[dict[str, Any]]:
+    """Rows of a search of every arm's clip range at its own rate with 4 minibatches, and of the arms with what it chose at
+    all seeds. trials: gives the rows of each (arm, seed, rate, minibatches, steps, scale)."""
+    jobs = [
+        (arm, SEARCH_SEED, rates[arm], 4, search_steps, scale)
+        for arm, (objective, _) in ARMS.items()
+        for scale in (1.0, *SEARCHED_RANGES[objective])
+    ]
+    found = dict(zip(jobs, trials(jobs), strict=True))
+    best = {arm: max((j for j in jobs if j[0] == arm), key=lambda job: score(found[job]))[-1] for arm in ARMS}
+    again = [(arm, seed, rates[arm], 4, steps, best[arm]) for arm in ARMS for seed in SEEDS]
+    rows = [row for job in jobs if job[-1] != 1 for row in of_range(found[job], "range search", job[-1])]
+    return rows + [
+        row for job, some in zip(again, trials(again), strict=True) for row in of_range(some, "range chosen", job[-1])
+    ]
 
 
 def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
@@ -287,8 +305,6 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
-    for (arm, rate), some in by_run([row for row in rows if row["what"] == "lower rate"], "arm", "rate").items():
-        print(f"{arm} at {rate:g}, training reward of {some[-1]['step']} steps: {mean(some, 'reward/mean'):.3f}")
     if any(row["what"] == "ranges" for row in rows):
         _print_ranges(rows)
     if any(row["what"] == "range search" for row in rows):

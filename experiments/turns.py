@@ -1,11 +1,11 @@
-"""gspo and gspo_token where one turn of an episode of four is scored: a search of learning rates, runs, a figure, a table.
+"""gspo and gspo_token where one turn of an episode of four is scored: searches of rate and range, runs, a figure, a table.
 
     python experiments/turns.py
     python experiments/turns.py --draw
 
-Run from the repository's folder. The recipe is recipes/turns.toml. The learning rate of a method is chosen on another seed
-than those that are reported. Writes docs/evidence/turns.jsonl (a row for each evaluation and for each ten training steps)
-and turns.png.
+Run from the repository's folder. The recipe is recipes/turns.toml. The learning rate of a method, and then its clip range
+at that rate, are chosen on another seed than those that are reported. Writes docs/evidence/turns.jsonl (a row for each
+evaluation and for each ten training steps) and turns.png.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from common import EVIDENCE, SEARCH_SEED, SEEDS, Plan, main, metrics, read, write
+from common import METHODS as OBJECTIVES
 
 from gspo.reporting.seeds import seed_interval
 
@@ -29,6 +30,8 @@ RATES = (1e-4, 2e-4, 4e-4)
 SEARCH_STEPS, COMPARED_AT = 150, 50
 """Of the search, whose runs are compared at the evaluation nearest to the length of the runs that are reported."""
 STEPS = 60
+SCALES = (1.0, 4.0, 16.0, 64.0, 256.0)
+"""Factors on the authors' clip range, searched at each method's own rate in runs of STEPS."""
 TURNS = 4
 EVERY = 10
 """Training steps to a row."""
@@ -80,10 +83,10 @@ def summary(what: dict, folder: Path) -> list[dict]:
     return out
 
 
-def at(rows: list[dict], method: str, seed: int, rate: float, step: int) -> float | None:
-    """Held-out reward of a run at a step, None where it has not run."""
+def at(rows: list[dict], method: str, seed: int, rate: float, step: int, scale: float | None = None) -> float | None:
+    """Held-out reward of a run at a step, None where it has not run. scale: of runs whose range was searched or chosen."""
     found = [r for r in rows if "held_out" in r and (r["method"], r["seed"], r["rate"]) == (method, seed, rate)]
-    return next((r["held_out"] for r in found if r["step"] == step), None)
+    return next((r["held_out"] for r in found if r["step"] == step and r.get("scale") == scale), None)
 
 
 def chosen_rate(rows: list[dict], method: str) -> float:
@@ -91,8 +94,14 @@ def chosen_rate(rows: list[dict], method: str) -> float:
     return max(RATES, key=lambda rate: at(rows, method, SEARCH_SEED, rate, COMPARED_AT) or 0.0)
 
 
+def chosen_scale(rows: list[dict], method: str) -> float:
+    """The factor on the range with the highest held-out reward in its search."""
+    rate = chosen_rate(rows, method)
+    return max(SCALES, key=lambda scale: at(rows, method, SEARCH_SEED, rate, STEPS, scale) or 0.0)
+
+
 def run(output: Path) -> None:
-    """The search, then every method at every seed."""
+    """The search, then every method at every seed; then both again for the clip range."""
     plan, rows = Plan("recipes/turns.toml", output / "turns", {"evaluation.samples": SAMPLES}), []
     for method in METHODS:
         for rate in RATES:
@@ -100,15 +109,25 @@ def run(output: Path) -> None:
     for method in METHODS:
         for seed in SEEDS:
             rows += rows_of(plan, method, seed, chosen_rate(rows, method))
+    for method in METHODS:
+        for scale in SCALES:
+            rows += rows_of(plan, method, SEARCH_SEED, chosen_rate(rows, method), scale)
+    for method in METHODS:
+        for seed in SEEDS:
+            rows += rows_of(plan, method, seed, chosen_rate(rows, method), chosen_scale(rows, method))
     write("turns", rows)
 
 
-def rows_of(plan: Plan, method: str, seed: int, rate: float) -> list[dict]:
-    """The rows of one run."""
-    steps, every = (SEARCH_STEPS, COMPARED_AT) if seed == SEARCH_SEED else (STEPS, EVALUATED)
+def rows_of(plan: Plan, method: str, seed: int, rate: float, scale: float | None = None) -> list[dict]:
+    """The rows of one run, with the authors' range times `scale`; None is the recipe's range and a search of rates."""
+    steps, every = (SEARCH_STEPS, COMPARED_AT) if seed == SEARCH_SEED and scale is None else (STEPS, EVALUATED)
     settings = {"training.steps": steps, "training.learning_rate": rate, "evaluation.every": every, **METHODS[method]}
-    folder = plan.run(f"{list(METHODS).index(method)}-lr{rate:g}", seed, settings)
-    return summary({"seed": seed, "method": method, "rate": rate}, folder)
+    name, labels = f"{list(METHODS).index(method)}-lr{rate:g}", {"seed": seed, "method": method, "rate": rate}
+    if scale is not None:
+        ranges = OBJECTIVES["gspo"].settings(rate, scale)
+        settings |= {key: ranges[key] for key in ("objective.clip_low", "objective.clip_high")}
+        name, labels = f"{name}-x{scale:g}", labels | {"scale": scale}
+    return summary(labels, plan.run(name, seed, settings))
 
 
 def table(rows: list[dict]) -> None:

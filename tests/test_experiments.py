@@ -181,6 +181,8 @@ def little_learning(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, little_learning, runs, tmp_path, monkeypatch):
     experiment = script(name)
+    for key in ("SEEDS", "SEARCHED_RANGES"):  # what other experiments have of this one
+        monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
     monkeypatch.setattr(experiment, "sorting", lambda *args: fewer(script("common").sorting(*args)), raising=False)
@@ -224,6 +226,8 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.chdir(ROOT)
     deep, language = script("deep_mixture"), script("language_mixture")
     monkeypatch.setattr(script("common"), "EVIDENCE", tmp_path)
+    for key in ("SEEDS", "SEARCHED_RANGES"):
+        monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
     monkeypatch.setattr(deep, "SEEDS", (0,))
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
     three = fewer(script("common").sorting(3, tmp_path)).settings
@@ -232,7 +236,8 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")
-    assert {row["arm"] for row in rows if row["what"] == "run"} == set(script("routing_replay").ARMS)
+    for what in ("run", "range search", "range chosen"):
+        assert {row["arm"] for row in rows if row["what"] == what} == set(script("routing_replay").ARMS)
 
 
 @pytest.fixture
@@ -273,7 +278,7 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
     monkeypatch.setattr(language, "share", share)
     language.run(tmp_path, str(llama))
     rows = common.read("language_model")
-    assert {row["what"] for row in rows} == {"search", "range", "run", "hidden", "seconds"}
+    assert {row["what"] for row in rows} == {"search", "range search", "range", "run", "hidden", "seconds"}
     assert {row["arm"] for row in rows if row["what"] == "run"} == {"gspo", "grpo", "gspo, calibrated"}
     assert {row["scale"] for row in rows if row.get("arm") == "gspo, calibrated"} == {2.0}
     language.draw()
@@ -304,18 +309,24 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
 ):
     language, common = script("language_likelihoods"), script("common")
     monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
-    monkeypatch.setattr(script("old_likelihoods"), "ENGINE", "transformers")
+    for key, value in {"ENGINE": "transformers", "OWN": "float32", "SEEDS": (0, 1), "RATES": (1e-4,)}.items():
+        monkeypatch.setattr(script("old_likelihoods"), key, value)
+    monkeypatch.setattr(script("old_likelihoods"), "SCALES", {"gspo": (4.0,), "grpo": (1 / 4,)})
     settings = {key: value for key, value in small_language.items() if key != "SEEDS"} | {
-        "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "MEMORY": {},
+        "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "SEARCH_STEPS": 1, "MEMORY": {},
+        "OWN_RATES": (1e-4,),
         "beside": script("old_likelihoods").trial,
     }  # fmt: skip
     for key, value in settings.items():
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = common.read("language_likelihoods")
-    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in language.ARMS for seed in (0, 1)}
+    runs = [{(row["arm"], row["seed"]) for row in rows if row["what"] == what} for what in ("run", "own run")]
+    assert runs == [{(arm, seed) for arm in language.ARMS for seed in (0, 1)}] * 2
+    searched = {(row["arm"], row["scale"]) for row in rows if row["what"] == "own search"}
+    assert searched == {(arm, x) for arm in language.ARMS for x in (1.0, 4.0 if "gspo" in arm else 0.25)}
     language.draw()
-    assert "engine's less trainer's" in capsys.readouterr().out and (tmp_path / "language_likelihoods.png").exists()
+    assert "own rate and range" in capsys.readouterr().out and (tmp_path / "language_likelihoods.png").exists()
 
 
 def test_the_variance_of_a_language_models_gradient_is_measured_in_sketches(
