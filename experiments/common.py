@@ -183,6 +183,8 @@ METHODS = {
     "grpo": Method("grpo", 0.2, 0.27, "clip/token"),
 }
 RATES = (1e-4, 3e-4, 1e-3)
+SCALES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
+"""Factors on the authors' clip ranges that short searches try beside 1: gspo drops half of all tokens with 1, grpo few."""
 TARGET = 0.15
 """Clipped share that a range is calibrated to: the paper's of tokens, under gspo."""
 CALIBRATION_STEPS = 20

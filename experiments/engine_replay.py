@@ -14,8 +14,11 @@ from typing import Any
 from common import (
     EVIDENCE,
     METHODS,
+    SCALES,
+    SEARCH_SEED,
     SEEDS,
     Plan,
+    Rows,
     band,
     by_run,
     last,
@@ -35,7 +38,7 @@ from routing_replay import DECODER, DIGITS, mean_of
 
 RATE = 1e-4
 """What the search of routing_replay.py chose for each of its arms."""
-STEPS = 40
+SEARCH_STEPS, STEPS = 20, 40
 PRECISION = {"model.dtype": "bfloat16", "model.head_dtype": "float32"}
 SCORED = {
     "rollout.old_logprobs": "trainer",
@@ -55,7 +58,7 @@ KEPT = (
 
 
 def run(output: Path) -> None:
-    """Every arm at every seed, from routing_replay.py's cold starts."""
+    """Every arm at every seed, from routing_replay.py's cold starts; then each with the clip range of its own search."""
     sorts = sorting(DIGITS, output)
     start = Plan(sorts.recipe, output / "routing", {**sorts.settings, **DECODER})
     plan = Plan(sorts.recipe, output / "engine_replay", {**sorts.settings, **DECODER, **PRECISION})
@@ -64,14 +67,26 @@ def run(output: Path) -> None:
         for arm in ARMS:
             rows += trial(plan, arm, seed, start.start(seed))
         write("engine_replay", rows)
+    for arm, (objective, _) in ARMS.items():
+        model, scales = start.start(SEARCH_SEED), (1.0, *SCALES[objective])
+        found = {scale: trial(plan, arm, SEARCH_SEED, model, scale, SEARCH_STEPS) for scale in scales}
+        best = max(scales, key=lambda scale: score(found[scale]))
+        for some in (*found.values(), *(trial(plan, arm, seed, start.start(seed), best) for seed in SEEDS)):
+            rows += some
+        write("engine_replay", rows)
 
 
-def trial(plan: Plan, arm: str, seed: int, model: str) -> list[dict[str, Any]]:
-    """The rows of one run from a model."""
+def trial(
+    plan: Plan, arm: str, seed: int, model: str, scale: float | None = None, steps: int | None = None
+) -> list[dict[str, Any]]:
+    """The rows of one run from a model. scale: factor on the authors' clip range, of the search and what it chose."""
     objective, replay = ARMS[arm]
-    settings = {**METHODS[objective].settings(RATE, 1.0), **SCORED, "training.replay": replay, "training.steps": STEPS}
-    folder = plan.run(f"{objective}-{replay}", seed, settings, model=model)
-    return [{"arm": arm, "seed": seed} | {k: short(row[k]) for k in KEPT if k in row} for row in metrics(folder)]
+    clip = METHODS[objective].settings(RATE, scale or 1.0)
+    settings = {**clip, **SCORED, "training.replay": replay, "training.steps": steps or STEPS}
+    name = f"{objective}-{replay}" + (f"-x{scale:.4g}" if scale not in (None, 1) else "")
+    folder = plan.run(name, seed, settings, model=model)
+    labels = {"arm": arm, "seed": seed} | ({} if scale is None else {"scale": scale})
+    return [labels | {k: short(row[k]) for k in KEPT if k in row} for row in metrics(folder)]
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -96,7 +111,8 @@ def draw() -> None:
     """The figure, and on standard output the tables."""
     from matplotlib.figure import Figure
 
-    runs = by_run(read("engine_replay"), "arm", "seed")
+    rows = read("engine_replay")
+    runs = by_run([row for row in rows if "scale" not in row], "arm", "seed")
     seeds = sorted({seed for _, seed in runs})
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     reward, gap = figure.subplots(1, 2)
@@ -108,14 +124,27 @@ def draw() -> None:
     reward.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / "engine_replay.png", dpi=110)
 
+    print_tables(runs, seeds)
+    own = [row for row in rows if "scale" in row]
+    for (arm, scale), some in by_run([row for row in own if row["seed"] == SEARCH_SEED], "arm", "scale").items():
+        print(f"{arm}, range x{scale:.4g}: {score(some):.3f}")
+    chosen = by_run([row for row in own if row["seed"] != SEARCH_SEED], "arm", "seed")
+    if chosen:
+        print("with", {arm: run[0]["scale"] for (arm, _), run in chosen.items()})
+        print_tables(chosen, seeds)
+
+
+def print_tables(runs: dict[tuple, Rows], seeds: list[int]) -> None:
+    """The numbers of each arm, and their differences seed by seed."""
+
     def difference(pair: str, value: Any) -> str:
-        more, less = (value_by_seed(arm, value) for arm in pair.split(" less "))
+        more, less = (by_seed(arm, value) for arm in pair.split(" less "))
         return shown([a - b for a, b in zip(more, less, strict=True)], 4)
 
-    def value_by_seed(arm: str, value: Any) -> list[float]:
+    def by_seed(arm: str, value: Any) -> list[float]:
         return [value(runs[arm, seed]) for seed in seeds]
 
-    print(table(ARMS, COLUMNS, lambda arm, value: shown(value_by_seed(arm, value), 4)))
+    print(table(ARMS, COLUMNS, lambda arm, value: shown(by_seed(arm, value), 4)))
     print(table(DIFFERENCES, COLUMNS, difference))
 
 

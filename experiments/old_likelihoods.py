@@ -15,6 +15,7 @@ from typing import Any
 from common import (
     EVIDENCE,
     METHODS,
+    SCALES,
     SEARCH_SEED,
     SEEDS,
     Plan,
@@ -44,8 +45,6 @@ OLD = ("engine", "trainer")
 ARMS = {f"{objective}, {old}'s": (objective, old) for objective in METHODS for old in OLD}
 OWN = "bfloat16"
 """The precision in which each arm's own rate and range are searched too: where whose they are matters."""
-SCALES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
-"""Factors on the authors' clip ranges searched beside 1, at each arm's own rate: as towards the other's width."""
 KEPT = (
     "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "mismatch/size", "mismatch/decisions",
     "mismatch/decisions_differ",
@@ -54,7 +53,7 @@ KEPT = (
 
 
 def run(output: Path) -> None:
-    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed; then each its own."""
+    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
     plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
@@ -65,7 +64,6 @@ def run(output: Path) -> None:
             for objective, old in ARMS.values():
                 rows += trial(plan, objective, old, precision, seed, chosen[objective])
             write("old_likelihoods", rows)
-    write("old_likelihoods", rows + own(lambda jobs: [trial(plan, *job) for job in jobs], RATES, STEPS, STEPS, at_end))
 
 
 def own(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common import (
@@ -189,6 +190,14 @@ COLUMNS = {
 }
 
 
+LAYERS = {"first six": slice(6), "last six": slice(-6, None)}
+
+
+def flips(rows: Rows, part: slice) -> float:
+    """Mean over these layers of the share of choices that flipped."""
+    return fmean(by_layer(rows)[part])
+
+
 def mean_of(rows: Rows, key: str, place: int) -> float:
     """Mean of one place of a metric that is a list; places without a number are left out."""
     values = [row[key][place] for row in rows if row.get(key) and row[key][place] is not None]
@@ -305,6 +314,8 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
+        layers = table(METHODS, LAYERS, lambda arm, part: cell(arm, lambda run: flips(run, part)))
+        print(f"choices flipped by layer\n{layers}")
     if any(row["what"] == "ranges" for row in rows):
         _print_ranges(rows)
     if any(row["what"] == "range search" for row in rows):

@@ -143,6 +143,23 @@ def table(rows: list[dict]) -> None:
     table_of_runs(rows, scores)
 
 
+def table_of_ranges(rows: list[dict], chosen: list[dict]) -> None:
+    """Print the search of the range, and what the runs give with what it chose. chosen: the rows of other ranges."""
+    for method in METHODS:
+        rate = chosen_rate(rows, method)
+        found = {f"{scale:g}": at(rows, method, SEARCH_SEED, rate, STEPS, scale) for scale in SCALES}
+        print(f"{method} at {rate:g}, step {STEPS}, by factor on the range: {found}")
+    scales = {m: chosen_scale(rows, m) for m in METHODS}
+    print(f"factors chosen: {scales}")
+    over_problems([r for r in chosen if r["scale"] == scales[r["method"]]], chosen_rate(rows, WHOLE), STEPS, SEEDS)
+    table_of_runs(rows, {m: [at(rows, m, s, chosen_rate(rows, m), STEPS, scales[m]) for s in SEEDS] for m in METHODS})
+    for method in METHODS:
+        rate, scale = chosen_rate(rows, method), scales[method]
+        more = [at(rows, method, s, rate, STEPS, scale) - at(rows, method, s, rate, STEPS) for s in SEEDS]
+        mean, low, high = seed_interval(more)
+        print(f"{method}, less the authors' range: {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+
+
 def over_problems(rows: list[dict], rate: float, step: int, seeds: tuple[int, ...]) -> None:
     """Print the differences between methods over held-out problems, each problem's share being the mean over seeds."""
     from gspo.evaluation.statistics import paired
@@ -178,7 +195,8 @@ def draw() -> None:
     """Reward of the scored turn by step; a panel a rate of the search, and one of the runs. Then the tables."""
     from matplotlib.figure import Figure
 
-    rows = read("turns")
+    every = read("turns")
+    rows = [row for row in every if "scale" not in row]
     panels = {
         f"search, rate {rate:g}": [r for r in rows if r["seed"] == SEARCH_SEED and r["rate"] == rate] for rate in RATES
     }
@@ -205,6 +223,8 @@ def draw() -> None:
     )
     figure.savefig(EVIDENCE / "turns.png", dpi=110)
     table(rows)
+    if chosen := [row for row in every if "scale" in row]:
+        table_of_ranges(every, chosen)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.fsdp
 from conftest import sampled, tiny_config
@@ -16,8 +17,10 @@ from ranks import run
 
 from gspo.distributed import open_world
 from gspo.training.optimizer import Optimizer
-from gspo.training.policy import shard
+from gspo.training.packing import MicroBatch
+from gspo.training.policy import Policy, shard
 from gspo.training.update import Skips, pack_minibatches, update
+from gspo.types import Trajectory
 
 PROMPTS = [9] * 9
 REPLAY: dict[str, dict[str, Any]] = {
@@ -25,6 +28,31 @@ REPLAY: dict[str, dict[str, Any]] = {
     "trainer": {"training__replay": "trainer"},
     "engine": {"training__replay": "engine"},
 }
+
+
+def experts_inputs(policy: Policy) -> list[tuple[int, torch.Tensor]]:
+    """By call of a layer's experts, the layer's place and the ids that the experts themselves were given."""
+    seen: list[tuple[int, torch.Tensor]] = []
+    for layer, router in enumerate(policy.routing.routers):
+        block = next(m for m in policy.model.modules() if getattr(m, "gate", None) is router)
+        block.experts.register_forward_pre_hook(lambda module, args, layer=layer: seen.append((layer, args[1].clone())))
+    return seen
+
+
+def of_engine(calls: list[tuple[int, torch.Tensor]], micro_batches: list[MicroBatch]) -> list[bool]:
+    """By call, whether its ids are those that the engine chose for all tokens of one of these micro-batches."""
+
+    def fits(m: MicroBatch, layer: int, ids_NK: torch.Tensor) -> bool:
+        places = zip(m.trajectories, m.places, strict=True)
+        return m.num_tokens == len(ids_NK) and all(is_of(t, place_P, layer, ids_NK) for t, place_P in places)
+
+    return [any(fits(m, *call) for m in micro_batches) for call in calls]
+
+
+def is_of(t: Trajectory, place_P: np.ndarray, layer: int, ids_NK: torch.Tensor) -> bool:
+    """Whether the rows of a sample's tokens are the engine's."""
+    rows_PK = t.routed_experts[:, layer]
+    return bool((ids_NK.numpy()[place_P[: len(rows_PK)]] == rows_PK).all())
 
 
 def laws(folder: Path, family: str) -> None:
@@ -39,9 +67,14 @@ def laws(folder: Path, family: str) -> None:
             wide = {"objective__clip_low": 0.2, "objective__clip_high": 0.2, "training__micro_batch_tokens": 21}
             config = tiny_config(folder, **common | wide | changes)
             parts = pack_minibatches(samples, config, seed=0, device=policy.device, world=world)
+            calls = experts_inputs(policy)
             out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
             told = {k: v for k, v in out.routing.items() if k != "moe/replay_s"}
-            said[name] = told | {"norms": out.grad_norms, "idle": sum(world.gather(sum(p.idle for p in parts)))}
+            kept = of_engine(calls, [m for p in parts for m in p.micro_batches])
+            idle = sum(p.idle for p in parts)
+            other = len(kept) - sum(kept) - 2 * idle * len(policy.routing.layers)  # a pass, and what backward recomputes
+            given = {"idle": sum(world.gather(idle)), "other": sum(world.gather(other)), "calls": len(kept)}
+            said[name] = told | {"norms": out.grad_norms, "given": given}
     if world.is_main:
         (folder / f"said-{family}-{world.size}.json").write_text(json.dumps(said))
 

@@ -135,7 +135,7 @@ SMALL = {
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
     "engine_replay": {
-        "SEEDS": (0,), "STEPS": 5, "DIGITS": 3,
+        "SEEDS": (0,), "STEPS": 5, "SEARCH_STEPS": 5, "DIGITS": 3, "SCALES": {"gspo": (4.0,), "grpo": (0.25,)},
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },

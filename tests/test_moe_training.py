@@ -266,16 +266,18 @@ def by_ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
     """Models of four families from their checkpoints, packed, activations recomputed; two ranks with sharded weights and
-    passes of unequal number."""
+    passes of unequal number. What experts themselves are given is the record, forward and in what backward recomputes."""
     for size in (1, 2):
         ended = json.loads((by_ranks / f"{name}-{size}.json").read_text())
         assert set(ended["statuses"]) == {0}, ended["said"]
     one, two = (json.loads((by_ranks / f"said-{name}-{size}.json").read_text()) for size in (1, 2))
-    assert two["none"].pop("idle") > one["none"].pop("idle") == 0
+    assert two["none"]["given"]["idle"] > one["none"]["given"]["idle"] == 0
     for name, told in one.items():
+        for given in (told.pop("given"), two[name]["given"]):
+            assert given["calls"] > 0 and (given["other"] > 0) is (name == "none")
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
         for key in told:
-            if key not in ("idle", "moe/replay_bytes"):  # ranks share prompts in other rows
+            if key != "moe/replay_bytes":  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)
 
 
