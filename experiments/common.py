@@ -183,8 +183,8 @@ METHODS = {
     "grpo": Method("grpo", 0.2, 0.27, "clip/token"),
 }
 RATES = (1e-4, 3e-4, 1e-3)
-SCALES = {"gspo": (4.0, 16.0, 64.0), "grpo": (1 / 4, 1 / 16, 1 / 64)}
-"""Factors on the authors' clip ranges that short searches try beside 1: gspo drops half of all tokens with 1, grpo few."""
+FACTORS = {"gspo": (1.0, 4.0, 16.0, 64.0, 256.0), "grpo": (1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 256)}
+"""On the authors' clip ranges, for a search at an arm's own rate: with theirs gspo drops half of all tokens, grpo few."""
 TARGET = 0.15
 """Clipped share that a range is calibrated to: the paper's of tokens, under gspo."""
 CALIBRATION_STEPS = 20
@@ -249,6 +249,18 @@ def search(
         rows += [*trials, {"what": "search", **found}]
         tried.append((found["score"], choice))
     return max(tried, key=lambda pair: pair[0])[1], rows
+
+
+Trials = Callable[[Sequence[tuple]], Sequence[Rows]]
+"""Runs what an experiment tries, one after the other or side by side: the rows of each tuple of arguments."""
+
+
+def best(trials: Trials, candidates: Mapping[str, Sequence[tuple]]) -> tuple[dict[str, tuple], list[Mapping[str, Any]]]:
+    """The best by `score` of each arm's candidates, which are arguments of `trials`, and the rows of all."""
+    jobs = [job for some in candidates.values() for job in some]
+    found = dict(zip(jobs, trials(jobs), strict=True))
+    chosen = {arm: max(some, key=lambda job: score(found[job])) for arm, some in candidates.items()}
+    return chosen, [row for rows in found.values() for row in rows]
 
 
 def score(rows: Rows) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import SEARCH_SEED, SEEDS, Plan, main, score, side_by_side, sorting, write
+from common import SEARCH_SEED, SEEDS, Plan, Rows, main, score, side_by_side, sorting, write
 from routing_replay import ARMS, of_range, picture, pushed, ranges, trial
 
 DIGITS = 16
@@ -44,7 +44,7 @@ DRAWN = BOUNDARY[1:3]
 
 
 def run(output: Path) -> None:
-    """Cold starts; the comparison; the same with more minibatches; all pushed; then each arm's own clip range."""
+    """Cold starts; the comparison; the same with more minibatches; all pushed; then own ranges."""
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
@@ -63,16 +63,17 @@ def run(output: Path) -> None:
     write("deep_mixture", rows)
 
 
-def own_ranges(plan: Plan, starts: Mapping[int, str], chosen: Mapping[str, float], steps: int) -> list[dict[str, Any]]:
-    """Rows of `ranges`, all of so many steps, and of the authors' range beside what it chose."""
+def own_ranges(plan: Plan, starts: Mapping[int, str], chosen: Mapping[str, float], steps: int) -> list[Mapping[str, Any]]:
+    """Rows of `ranges`, all of so many steps, and of the authors' range at all seeds where another was chosen."""
 
-    def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
+    def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
         found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs])
-        return [[row for row in some if row["step"] <= steps] for some in found]
+        return [of_range(some, what, job[-1]) for job, some in zip(jobs, found, strict=True)]
 
-    authors = trials([(arm, seed, chosen[arm], MINIBATCHES, steps, 1.0) for arm in ARMS for seed in SEEDS])
-    rows = [row for some in authors for row in of_range(some, "range chosen", 1.0)]
-    return rows + ranges(trials, chosen, steps, steps)
+    rows = ranges(trials, chosen, MINIBATCHES, steps, steps)
+    other = {row["arm"] for row in rows if row["what"] == "range chosen" and row["scale"] != 1}
+    jobs = [(arm, seed, chosen[arm], MINIBATCHES, steps, 1.0) for arm in ARMS if arm in other for seed in SEEDS]
+    return rows + [row for some in trials("range authors'", jobs) for row in some]
 
 
 def compared(

@@ -8,18 +8,20 @@ Run from the repository's folder. Writes docs/evidence/engine_replay.jsonl and .
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import (
     EVIDENCE,
+    FACTORS,
     METHODS,
-    SCALES,
     SEARCH_SEED,
     SEEDS,
     Plan,
     Rows,
     band,
+    best,
     by_run,
     last,
     main,
@@ -67,25 +69,26 @@ def run(output: Path) -> None:
         for arm in ARMS:
             rows += trial(plan, arm, seed, start.start(seed))
         write("engine_replay", rows)
-    for arm, (objective, _) in ARMS.items():
-        model, scales = start.start(SEARCH_SEED), (1.0, *SCALES[objective])
-        found = {scale: trial(plan, arm, SEARCH_SEED, model, scale, SEARCH_STEPS) for scale in scales}
-        best = max(scales, key=lambda scale: score(found[scale]))
-        for some in (*found.values(), *(trial(plan, arm, seed, start.start(seed), best) for seed in SEEDS)):
-            rows += some
-        write("engine_replay", rows)
+
+    def trials(jobs: Sequence[tuple]) -> list[Rows]:
+        return [trial(plan, arm, seed, start.start(seed), steps, scale) for arm, seed, steps, scale in jobs]
+
+    tried = {arm: [(arm, SEARCH_SEED, SEARCH_STEPS, x) for x in FACTORS[which[0]][:4]] for arm, which in ARMS.items()}
+    chosen, found = best(trials, tried)
+    again = trials([(arm, seed, STEPS, job[-1]) for arm, job in chosen.items() if job[-1] != 1 for seed in SEEDS])
+    rows += [row | {"what": "range search"} for row in found]
+    rows += [row | {"what": "range chosen"} for some in again for row in some]
+    write("engine_replay", rows)
 
 
-def trial(
-    plan: Plan, arm: str, seed: int, model: str, scale: float | None = None, steps: int | None = None
-) -> list[dict[str, Any]]:
-    """The rows of one run from a model. scale: factor on the authors' clip range, of the search and what it chose."""
+def trial(plan: Plan, arm: str, seed: int, model: str, steps: int = STEPS, scale: float = 1.0) -> list[dict[str, Any]]:
+    """The rows of one run from a model, with the authors' clip range times `scale`."""
     objective, replay = ARMS[arm]
-    clip = METHODS[objective].settings(RATE, scale or 1.0)
-    settings = {**clip, **SCORED, "training.replay": replay, "training.steps": steps or STEPS}
-    name = f"{objective}-{replay}" + (f"-x{scale:.4g}" if scale not in (None, 1) else "")
+    clip = METHODS[objective].settings(RATE, scale)
+    settings = {**clip, **SCORED, "training.replay": replay, "training.steps": steps}
+    name = f"{objective}-{replay}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
     folder = plan.run(name, seed, settings, model=model)
-    labels = {"arm": arm, "seed": seed} | ({} if scale is None else {"scale": scale})
+    labels = {"what": "run", "arm": arm, "seed": seed, "scale": scale}
     return [labels | {k: short(row[k]) for k in KEPT if k in row} for row in metrics(folder)]
 
 
@@ -112,7 +115,7 @@ def draw() -> None:
     from matplotlib.figure import Figure
 
     rows = read("engine_replay")
-    runs = by_run([row for row in rows if "scale" not in row], "arm", "seed")
+    runs = by_run([row for row in rows if row["what"] == "run"], "arm", "seed")
     seeds = sorted({seed for _, seed in runs})
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     reward, gap = figure.subplots(1, 2)
@@ -125,13 +128,12 @@ def draw() -> None:
     figure.savefig(EVIDENCE / "engine_replay.png", dpi=110)
 
     print_tables(runs, seeds)
-    own = [row for row in rows if "scale" in row]
-    for (arm, scale), some in by_run([row for row in own if row["seed"] == SEARCH_SEED], "arm", "scale").items():
+    for (arm, scale), some in by_run([row for row in rows if row["what"] == "range search"], "arm", "scale").items():
         print(f"{arm}, range x{scale:.4g}: {score(some):.3f}")
-    chosen = by_run([row for row in own if row["seed"] != SEARCH_SEED], "arm", "seed")
+    chosen = by_run([row for row in rows if row["what"] == "range chosen"], "arm", "seed")
     if chosen:
-        print("with", {arm: run[0]["scale"] for (arm, _), run in chosen.items()})
-        print_tables(chosen, seeds)
+        print("with", {arm: run[0]["scale"] for (arm, _), run in chosen.items()}, "and the authors' for the others")
+        print_tables(runs | chosen, seeds)
 
 
 def print_tables(runs: dict[tuple, Rows], seeds: list[int]) -> None:

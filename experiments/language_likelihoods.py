@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from common import SEEDS, Plan, main, score, side_by_side, write
+from common import SEEDS, Plan, main, side_by_side, write
 from language_model import MODEL, RECIPE, SEARCH_STEPS, SETTINGS, STEPS
 from old_likelihoods import ARMS, own, picture, trial
 
@@ -46,7 +46,7 @@ def run(output: Path, model: str) -> None:
     def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
         return side_by_side(beside, [(plan, *job) for job in jobs], at_once=AT_ONCE)
 
-    write("language_likelihoods", rows + own(trials, OWN_RATES, SEARCH_STEPS, STEPS, score))
+    write("language_likelihoods", rows + own(trials, OWN_RATES, SEARCH_STEPS, STEPS))
 
 
 def beside(*job: Any) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def beside(*job: Any) -> list[dict[str, Any]]:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("language_likelihoods", window=10, scored=score)
+    picture("language_likelihoods", window=10)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ SEARCH_STEPS, STEPS = 20, 40
 
 
 def run(output: Path, model: str) -> None:
-    """The comparison, every run from the same mixture: seeds differ in prompts and samples."""
+    """The comparison and own ranges, every run from the same mixture: seeds differ in prompts and samples."""
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
     mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)

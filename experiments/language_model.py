@@ -17,6 +17,7 @@ from typing import Any
 from clip_range import geometric, range_at_target
 from common import (
     EVIDENCE,
+    FACTORS,
     METHODS,
     SEARCH_SEED,
     SEEDS,
@@ -61,8 +62,6 @@ RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
-SEARCHED_RANGES = {"gspo": (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0), "grpo": (1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 256)}
-"""Factors on the authors' clip ranges searched at each objective's own rate."""
 SEARCH_STEPS, STEPS = 20, 40
 ALONE_STEPS, REPETITIONS = 8, 2
 """Of the runs whose seconds are told, one after the other."""
@@ -71,7 +70,7 @@ WARM = 3
 
 
 def run(output: Path, model: str) -> None:
-    """Search and calibration beside each other; then every arm at every seed; then a few steps of both objectives alone."""
+    """Search and calibration beside each other; a search of ranges; every arm at every seed; a few steps of both alone."""
     plan = Plan(RECIPE, output / "language_model", SETTINGS, model=model)
     searched = [(trial, plan, name, rate, 1.0, SEARCH_SEED, SEARCH_STEPS) for name in METHODS for rate in RATES]
     ranged = [(share, plan, rate, scale, seed) for rate, scales in SCALES.items() for scale in scales for seed in SEEDS]
@@ -79,7 +78,7 @@ def run(output: Path, model: str) -> None:
     rows = [row for some in found for row in some]
     scores = {(job[2], job[3]): score(some) for job, some in zip(searched, found, strict=False)}
     best = {name: max(RATES, key=lambda rate, name=name: scores[name, rate]) for name in METHODS}
-    own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in SEARCHED_RANGES[n]]
+    own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in FACTORS[n]]
     for (_, _, name, *_), some in zip(own, side_by_side(call, own), strict=True):
         rows += [row | {"what": "range search", "arm": name} for row in some]
     rate = max(SCALES, key=lambda rate: scores["gspo", rate])

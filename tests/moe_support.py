@@ -81,3 +81,12 @@ def with_experts(policy: Policy, trajectories: list[Trajectory]) -> list[Traject
     for t, c in zip(trajectories, again, strict=True):
         np.testing.assert_array_equal(t.token_ids[-len(c.token_ids) :], c.token_ids)
     return [replace(t, routed_experts=c.routed_experts) for t, c in zip(trajectories, again, strict=True)]
+
+
+def experts_inputs(policy: Policy) -> list[tuple[int, torch.Tensor]]:
+    """Filled as passes go: by call of a layer's experts, the layer's place and the ids [N, K] that they were given."""
+    seen: list[tuple[int, torch.Tensor]] = []
+    for layer, router in enumerate(policy.routing.routers):
+        block = next(m for m in policy.model.modules() if getattr(m, "gate", None) is router)
+        block.experts.register_forward_pre_hook(lambda module, args, layer=layer: seen.append((layer, args[1].clone())))
+    return seen

@@ -129,18 +129,18 @@ SMALL = {
     "hidden_change": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 2, "EARLY": (1, 1), "LATE": (2, 2)},
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 5}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 5, "SEARCHED_RANGES": {"gspo": (4.0,), "grpo": (0.25,)},
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "MINIBATCHES": {4: 2}, "DIGITS": 3,
+        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 2, "SEARCHED_RANGES": {"gspo": (4.0,), "grpo": (0.25,)},
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
     "engine_replay": {
-        "SEEDS": (0,), "STEPS": 5, "SEARCH_STEPS": 5, "DIGITS": 3, "SCALES": {"gspo": (4.0,), "grpo": (0.25,)},
+        "SEEDS": (0,), "STEPS": 2, "SEARCH_STEPS": 2, "DIGITS": 3, "SCALES": {"gspo": (4.0,), "grpo": (0.25,)},
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
     "deep_mixture": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 5, "DIGITS": 3,
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": 2, "DIGITS": 3,
         "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),),
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
@@ -232,7 +232,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
     three = fewer(script("common").sorting(3, tmp_path)).settings
     small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "RATES": (1e-3,)}
-    for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 5}.items():
+    for key, value in {**small, "SEARCH_STEPS": 2, "STEPS": 2}.items():
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")

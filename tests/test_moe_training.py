@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import group_of, sampled, tiny_config, tiny_model, tiny_policy
-from moe_support import EXPERTS, FAMILIES, moe_policy, with_experts
+from moe_support import EXPERTS, FAMILIES, experts_inputs, moe_policy, with_experts
 from test_kernels import needs_compiler
 from test_partial_rollouts import SAMPLING, prompts
 
@@ -47,15 +47,6 @@ def updated(folder, policy, trajectories, **changes):
     return out, parts
 
 
-def experts_inputs(policy):
-    """By forward pass and layer, the ids that the experts themselves were given."""
-    seen = []
-    for router in policy.routing.routers:
-        block = next(m for m in policy.model.modules() if getattr(m, "gate", None) is router)
-        block.experts.register_forward_pre_hook(lambda module, args: seen.append(args[1].clone()))
-    return seen
-
-
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("replay", ["trainer", "engine"])
 def test_with_replay_nothing_flips_and_without_it_choices_move(tmp_path, replay, checkpointing):
@@ -82,7 +73,7 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     settings = REPLAY[replay] | {"rollout__old_logprobs": "trainer", "training__micro_batch_tokens": 1000}
     out, parts = updated(tmp_path, policy, samples, **settings)
     assert [len(part.micro_batches) for part in parts] == [1] * 4
-    passes = [seen[i : i + 3] for i in range(0, len(seen), 3)]
+    passes = [[ids_NK for _, ids_NK in seen[i : i + 3]] for i in range(0, len(seen), 3)]
     first, old, new = passes[0], passes[1:4], passes[4:]
     assert len(first) == len(new) == 3
     kept = [
@@ -111,9 +102,9 @@ def test_experts_get_the_old_choice_forward_and_in_what_backward_recomputes(tmp_
     seen = experts_inputs(policy)
     policy.routing.replay(old)
     logp_T = policy.score(micro)[0]
-    assert [ids.tolist() for ids in seen] == [old[:, i].tolist() for i in range(3)]
+    assert [ids.tolist() for _, ids in seen] == [old[:, i].tolist() for i in range(3)]
     logp_T.sum().backward()
-    again = [ids.tolist() for ids in seen[3:]]
+    again = [ids.tolist() for _, ids in seen[3:]]
     assert again == ([] if checkpointing == "none" else [old[:, i].tolist() for i in (2, 1, 0)])
     assert all(router.weight.grad.abs().sum() > 0 for router in policy.routing.routers)
 
@@ -253,6 +244,10 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
 
 
+COUNTS = ("calls", "kept", "idle")
+"""Of experts' calls: all, those with the ids that the engine chose, and idle passes of a rank, each followed by another."""
+
+
 @pytest.fixture(scope="module")
 def by_ranks(tmp_path_factory):
     """What moe_ranks.py left."""
@@ -271,10 +266,14 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
         ended = json.loads((by_ranks / f"{name}-{size}.json").read_text())
         assert set(ended["statuses"]) == {0}, ended["said"]
     one, two = (json.loads((by_ranks / f"said-{name}-{size}.json").read_text()) for size in (1, 2))
-    assert two["none"]["given"]["idle"] > one["none"]["given"]["idle"] == 0
+    assert sum(two["none"]["given"]["idle"]) > sum(one["none"]["given"]["idle"]) == 0
     for name, told in one.items():
-        for given in (told.pop("given"), two[name]["given"]):
-            assert given["calls"] > 0 and (given["other"] > 0) is (name == "none")
+        layers = told["layers"]
+        for size, given in enumerate((told.pop("given"), two[name]["given"]), 1):
+            other = [c - k - 2 * layers * idle for c, k, idle in zip(*(given[key] for key in COUNTS), strict=True)]
+            assert len(other) == size and all((number > 0) if name == "none" else (number == 0) for number in other)
+            # forward, and again in what backward recomputes, of each of the passes; at the old policy of four once
+            assert size > 1 or given["calls"] == [layers * (2 * 9 + 4)]
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
         for key in told:
             if key != "moe/replay_bytes":  # ranks share prompts in other rows
