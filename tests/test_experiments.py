@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
 ON_THE_HARNESS = (
     "clipped_shares", "clip_range", "collapse", "routing_replay", "engine_replay", "deep_mixture", "language_mixture",
-    "language_model", "old_likelihoods", "language_likelihoods",
+    "language_model", "old_likelihoods", "language_likelihoods", "turns",
 )  # fmt: skip
 
 
@@ -124,23 +124,25 @@ def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(sc
     assert not [row for row in rows if any("histogram" in key for key in row)]
 
 
+FEW = {"gspo": (1.0, 4.0), "grpo": (1.0, 0.25)}
+LABELS = ("what", "arm", "seed", "rate", "scale", "minibatches")
 SMALL = {
     "collapse": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 20, "AGAIN": 5, "DIGITS": 3},
     "hidden_change": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 2, "EARLY": (1, 1), "LATE": (2, 2)},
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "MINIBATCHES": {4: 2}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 2, "SEARCHED_RANGES": {"gspo": (4.0,), "grpo": (0.25,)},
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 6}, "DIGITS": 3,
+        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 6, "FACTORS": FEW,
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
     "engine_replay": {
-        "SEEDS": (0,), "STEPS": 2, "SEARCH_STEPS": 2, "DIGITS": 3, "SCALES": {"gspo": (4.0,), "grpo": (0.25,)},
+        "SEEDS": (0,), "STEPS": 6, "SEARCH_STEPS": 5, "DIGITS": 3, "FACTORS": FEW,
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
     },
     "deep_mixture": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": 2, "DIGITS": 3,
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 6, "DIGITS": 3,
         "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),),
         "DECODER": {f"model.create.{k}": v for k, v in
                     {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
@@ -181,14 +183,24 @@ def little_learning(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, little_learning, runs, tmp_path, monkeypatch):
     experiment = script(name)
-    for key in ("SEEDS", "SEARCHED_RANGES"):  # what other experiments have of this one
+    for key in ("SEEDS", "FACTORS"):  # what other experiments have of this one
         monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
     monkeypatch.setattr(experiment, "sorting", lambda *args: fewer(script("common").sorting(*args)), raising=False)
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path, raising=False)
     experiment.run(runs)
-    assert script("common").read(name)
+    rows = script("common").read(name)
+    assert rows
+    if name in ("routing_replay", "engine_replay", "deep_mixture"):
+        arms = experiment.ARMS
+        for what, seeds in {"run": {0}, "range search": {100}}.items():
+            found = {(row["arm"], row["seed"]) for row in rows if row["what"] == what}
+            assert found == {(arm, seed) for arm in arms for seed in seeds}
+        chosen = {(row["arm"], row["scale"]) for row in rows if row["what"] == "range chosen"}
+        assert {scale for _, scale in chosen} <= {1.0, 4.0, 0.25} and len(chosen) == len(dict(chosen))
+        places = [tuple(row.get(key) for key in (*LABELS, "step")) for row in rows]
+        assert len(places) == len(set(places))
 
 
 @pytest.fixture
@@ -226,18 +238,23 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.chdir(ROOT)
     deep, language = script("deep_mixture"), script("language_mixture")
     monkeypatch.setattr(script("common"), "EVIDENCE", tmp_path)
-    for key in ("SEEDS", "SEARCHED_RANGES"):
+    for key in ("SEEDS", "FACTORS"):
         monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
     monkeypatch.setattr(deep, "SEEDS", (0,))
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
     three = fewer(script("common").sorting(3, tmp_path)).settings
     small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "RATES": (1e-3,)}
-    for key, value in {**small, "SEARCH_STEPS": 2, "STEPS": 2}.items():
+    for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 6}.items():
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")
+    arms = script("routing_replay").ARMS
     for what in ("run", "range search", "range chosen"):
-        assert {row["arm"] for row in rows if row["what"] == what} == set(script("routing_replay").ARMS)
+        assert {row["arm"] for row in rows if row["what"] == what} == set(arms)
+    moved = {row["arm"] for row in rows if row["what"] == "range chosen" and row["scale"] != 1}
+    assert {row["arm"] for row in rows if row["what"] == "range authors'"} == moved
+    told = {row["step"] for row in rows if row["what"].startswith("range") and "evaluation/pass@1" in row}
+    assert told == {0, 5}  # none is cut out of a longer run
 
 
 @pytest.fixture
@@ -309,9 +326,8 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
 ):
     language, common = script("language_likelihoods"), script("common")
     monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
-    for key, value in {"ENGINE": "transformers", "OWN": "float32", "SEEDS": (0, 1), "RATES": (1e-4,)}.items():
+    for key, value in {"ENGINE": "transformers", "OWN": "float32", "SEEDS": (0, 1), "FACTORS": FEW}.items():
         monkeypatch.setattr(script("old_likelihoods"), key, value)
-    monkeypatch.setattr(script("old_likelihoods"), "SCALES", {"gspo": (4.0,), "grpo": (1 / 4,)})
     settings = {key: value for key, value in small_language.items() if key != "SEEDS"} | {
         "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "SEARCH_STEPS": 1, "MEMORY": {},
         "OWN_RATES": (1e-4,),
@@ -375,10 +391,10 @@ def test_all_arms_of_the_committed_rows_had_the_same_seeds_and_steps(script, pat
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     places = {}
     for row in rows:
-        if (what := row.get("what", "run")) in ("run", "again", "pushed", "ranges", "range chosen"):
+        if (what := row.get("what", "run")) in ("run", "again", "pushed", "ranges", "range chosen", "own run"):
             pushed = row["rate"] if what == "pushed" else None
             arms = places.setdefault((what, row.get("digits"), row.get("minibatches"), pushed), {})
-            arm = tuple(row.get(key) for key in ("arm", "since", "change", "precision", "rate", "scale"))
+            arm = tuple(row.get(key) for key in ("arm", "method", "since", "change", "precision", "rate", "scale"))
             steps = arms.setdefault(arm, {})
             steps[row["seed"]] = max(steps.get(row["seed"], 0), row["step"])
     for arms in places.values():
