@@ -6,9 +6,9 @@
 MODEL is a folder with a mixture of experts. One micro-batch of so many tokens, made of sequences of 512 random ones. The
 first table has what replay adds: routers of all layers alone, of random hidden states, and whole passes, with live and with
 replayed choices (made as the update makes them), and what is done to the records between passes. The second has whole
-passes by way, and compares the log-probabilities of each with those of experts computed one after the other ("eager").
-Medians of --repeats after one not counted; ways take turns. On a CPU the time is the process's own, so that programs
-beside it count little; on a GPU it is the clock's.
+passes by way, and compares the log-probabilities of each with those of experts computed one after the other ("eager"),
+whose choice of experts all replay. Medians of --repeats after one not counted; ways take turns. On a CPU the time is the
+process's own, so that programs beside it count little; on a GPU it is the clock's.
 
 Not covered: several devices, compiled layers, real text (random tokens may load experts more evenly).
 """
@@ -130,12 +130,14 @@ def passes(policy: Policy, micro: MicroBatch) -> tuple[Callable[[], torch.Tensor
 
 
 def experts(policy: Policy, micro: MicroBatch, repeats: int, ways: list[str]) -> None:
-    """The table of ways to compute experts."""
+    """The table of ways to compute experts, all by the choice of the first."""
+    assert policy.routing is not None
     logps: dict[str, torch.Tensor] = {}
     forward, both = passes(policy, micro)
     for way in ("eager", *ways):
         policy.model.set_experts_implementation(way)
         logps[way] = forward()
+        policy.routing.replay(policy.routing.chosen())  # else rounding flips choices, and the difference is of these
     choices = {way: functools.partial(policy.model.set_experts_implementation, way) for way in logps}
     found = medians(policy, choices, dict(zip(KINDS, (forward, both), strict=True)), repeats)
     print(f"| {micro.num_tokens} tokens, experts by | forward, ms | forward and backward, ms | largest difference |")
@@ -155,7 +157,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--experts", nargs="+", metavar="WAY", help="compare these ways with eager: grouped_mm, batched_mm")
     args = parser.parse_args()
-    settings = {"path": args.model, "device": args.device, "dtype": args.dtype}
+    settings = {"path": args.model, "device": args.device, "dtype": args.dtype, "kernels": "torch"}
     policy = load_policy(ModelConfig(**settings), temperature=1.0, seed=0)
     micro = micro_batch(policy, args.tokens)
     print(f"{args.model} on {policy.device}, {args.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")

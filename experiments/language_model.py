@@ -9,9 +9,10 @@ sixteen. Writes docs/evidence/language_model.jsonl and .png.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 from clip_range import geometric, range_at_target
@@ -29,7 +30,6 @@ from common import (
     last,
     main,
     mean,
-    metrics,
     read,
     score,
     shown,
@@ -63,10 +63,12 @@ RATES = (1e-5, 3e-5, 1e-4)
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
 SEARCH_STEPS, STEPS = 20, 40
-ALONE_STEPS, REPETITIONS = 8, 2
+ALONE_STEPS = SEARCH_STEPS
 """Of the runs whose seconds are told, one after the other."""
 WARM = 3
-"""First steps of those that are not counted."""
+"""First steps of those that the seconds leave out: the process is not warm yet."""
+GOOD = 0.7
+"""Training reward, over ten steps, whose seconds are told."""
 
 
 def run(output: Path, model: str) -> None:
@@ -89,8 +91,8 @@ def run(output: Path, model: str) -> None:
         wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]
     rows += [row for some in side_by_side(call, wanted) for row in some]
     write("language_model", rows)
-    rows += [seconds(plan, name, best[name], n) for n in range(REPETITIONS) for name in METHODS]
-    write("language_model", rows)
+    alone = [seconds(plan, name, best[name], seed) for seed in SEEDS for name in METHODS]
+    write("language_model", rows + [row for some in alone for row in some])
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -119,12 +121,11 @@ def arm_of(objective: str, scale: float) -> str:
     return objective if scale == 1 else f"{objective}, calibrated"
 
 
-def seconds(plan: Plan, objective: str, rate: float, number: int) -> dict[str, Any]:
-    """Median seconds of a step, of generation and of the update in it, of a run that has the GPU alone."""
+def seconds(plan: Plan, objective: str, rate: float, seed: int) -> list[dict[str, Any]]:
+    """The rows of a run with the authors' range that has a GPU alone and is not evaluated."""
     settings = {**METHODS[objective].settings(rate, 1.0), "training.steps": ALONE_STEPS, "evaluation": None}
-    rows = metrics(plan.run(f"alone-{objective}-{number}", SEARCH_SEED, settings))[WARM:]
-    found = {key: median(row[f"time/{key}"] for row in rows) for key in ("step_s", "collect_s", "update_s")}
-    return {"what": "seconds", "arm": objective, "repetition": number, **found}
+    folder = plan.run(f"alone-{objective}-lr{rate:g}-{ALONE_STEPS}", seed, settings)
+    return labelled(folder, what="seconds", arm=objective, seed=seed, rate=rate)
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -230,9 +231,36 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
         return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
 
     print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
-    for row in rows:
-        if row["what"] == "seconds":
-            print({key: value for key, value in row.items() if key != "what"})
+    print_seconds(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
+
+
+SECONDS: dict[str, Callable[[Rows], float]] = {
+    "seconds a step": lambda rows: mean(rows[WARM:], "time/step_s"),
+    "of generation": lambda rows: mean(rows[WARM:], "time/collect_s"),
+    "of the update": lambda rows: mean(rows[WARM:], "time/update_s"),
+    "tokens a response": lambda rows: mean(rows[WARM:], "rollout/response_tokens_mean"),
+    f"seconds from there to a reward of {GOOD}": lambda rows: until_good(rows, "time/step_s"),
+    "that step": lambda rows: until_good(rows),
+    "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
+}
+
+
+def until_good(rows: Rows, key: str | None = None) -> float:
+    """The step at which the mean reward of ten was GOOD, or the sum of a metric up to it. NaN where it never was."""
+    done = next((step for step, reward in smooth(rows, "reward/mean") if step >= 10 and reward >= GOOD), math.nan)
+    return done if key is None or math.isnan(done) else sum(row[key] for row in rows if WARM < row["step"] <= done)
+
+
+def print_seconds(runs: Mapping[tuple, Rows]) -> None:
+    """What runs cost that had a GPU alone, and grpo's less gspo's, seed by seed."""
+
+    def cell(values: Sequence[float]) -> str:
+        return "not reached by all" if any(map(math.isnan, values)) else shown(values)
+
+    if runs:
+        print(table(METHODS, SECONDS, lambda arm, f: cell([f(runs[arm, seed]) for seed in SEEDS])))
+        less = table(["grpo"], SECONDS, lambda arm, f: cell([f(runs[arm, s]) - f(runs["gspo", s]) for s in SEEDS]))
+        print(f"less gspo, seed by seed\n{less}")
 
 
 if __name__ == "__main__":

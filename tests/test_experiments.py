@@ -126,26 +126,20 @@ def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(sc
 
 FEW = {"gspo": (1.0, 4.0), "grpo": (1.0, 0.25)}
 LABELS = ("what", "arm", "seed", "rate", "scale", "minibatches")
+MIXTURE = {f"model.create.{k}": v for k, v in (("num_experts", 4), ("experts_per_token", 2), ("moe_intermediate_size", 8))}
 SMALL = {
     "collapse": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 20, "AGAIN": 5, "DIGITS": 3},
     "hidden_change": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 2, "EARLY": (1, 1), "LATE": (2, 2)},
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "MINIBATCHES": {4: 6}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 6, "FACTORS": FEW,
-        "DECODER": {f"model.create.{k}": v for k, v in
-                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "MINIBATCHES": {4: 3}, "DIGITS": 3,
+        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 3, "FACTORS": FEW,
+        "DECODER": MIXTURE,
     },
-    "engine_replay": {
-        "SEEDS": (0,), "STEPS": 6, "SEARCH_STEPS": 5, "DIGITS": 3, "FACTORS": FEW,
-        "DECODER": {f"model.create.{k}": v for k, v in
-                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
-    },
+    "engine_replay": {"SEEDS": (0,), "STEPS": 2, "SEARCH_STEPS": 1, "DIGITS": 3, "FACTORS": FEW, "DECODER": MIXTURE},
     "deep_mixture": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 5, "STEPS": 6, "DIGITS": 3,
-        "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),),
-        "DECODER": {f"model.create.{k}": v for k, v in
-                    {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8}.items()},
+        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": 3, "DIGITS": 3,
+        "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),), "DECODER": MIXTURE,
         "side_by_side": lambda work, jobs: [work(*job) for job in jobs],
     },
 }  # fmt: skip
@@ -159,7 +153,8 @@ def runs(tmp_path_factory):
 def fewer(plan):
     """A plan with problems enough for a few steps, not the 20,000 of the recipe, which each run would read."""
     sizes = {"data.parameters": 400, "evaluation.data.parameters": 128}
-    return replace(plan, settings=plan.settings | {key: plan.settings[key] | {"size": size} for key, size in sizes.items()})
+    smaller = {key: plan.settings[key] | {"size": size} for key, size in sizes.items()}
+    return replace(plan, settings=plan.settings | smaller | {"training.warmup_updates": 1})
 
 
 @pytest.fixture
@@ -244,7 +239,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     monkeypatch.setattr(deep, "side_by_side", lambda work, jobs: [work(*job) for job in jobs])
     three = fewer(script("common").sorting(3, tmp_path)).settings
     small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "RATES": (1e-3,)}
-    for key, value in {**small, "SEARCH_STEPS": 5, "STEPS": 6}.items():
+    for key, value in {**small, "SEARCH_STEPS": 2, "STEPS": 3}.items():
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")
@@ -254,7 +249,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     moved = {row["arm"] for row in rows if row["what"] == "range chosen" and row["scale"] != 1}
     assert {row["arm"] for row in rows if row["what"] == "range authors'"} == moved
     told = {row["step"] for row in rows if row["what"].startswith("range") and "evaluation/pass@1" in row}
-    assert told == {0, 5}  # none is cut out of a longer run
+    assert told == {0, 2}  # none is cut out of a longer run
 
 
 @pytest.fixture
@@ -281,8 +276,7 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
     more = {
         "SEARCH_STEPS": 3,
         "STEPS": 4,
-        "ALONE_STEPS": 5,
-        "REPETITIONS": 1,
+        "ALONE_STEPS": 4,
         "RATES": (1e-4, 3e-4),
         "SCALES": {1e-4: (1, 4)},
     }
