@@ -1,5 +1,6 @@
 """Size of a run's report and the time that it takes to open: `python benchmarks/report.py [RUN...]`, by default of a run of
-500 steps with every metric and sample that a report reads, written by the same code as a real one's but made up.
+500 steps with every metric and sample that a report reads, a mixture of 24 layers of experts, written by the same code as
+a real one's but made up.
 
 Opening is measured inside a headless Chromium, a fresh one each time, the page read from disk: from when the page is asked
 for until the second frame after its load event, with everything laid out and drawn. Starting the browser is not counted.
@@ -91,11 +92,11 @@ def browser(folder: str, address: str) -> list[str]:
 
 
 def made_up(folder: Path) -> Path:
-    """A run of STEPS steps, as the tests make it, with samples of every step."""
+    """A run of STEPS steps of a mixture, as the tests make it, with samples of every step."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from synthetic_run import write_run
 
-    return write_run(folder, STEPS, samples_every=1)
+    return write_run(folder, STEPS, samples_every=1, layers=24)
 
 
 def measure(run: Path, page: Path, repeats: int) -> str:

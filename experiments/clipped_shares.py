@@ -17,6 +17,7 @@ from statistics import fmean
 from common import (
     EVIDENCE,
     METHODS,
+    SEARCH_SEED,
     SEEDS,
     Rows,
     band,
@@ -25,6 +26,7 @@ from common import (
     last,
     main,
     mean,
+    metrics,
     read,
     score,
     search,
@@ -43,6 +45,8 @@ ARMS = {
     "grpo, calibrated": ("grpo", True),
 }
 """Arm to objective, and whether its range is calibrated or its authors' own."""
+WIDER = (4.0, 16.0)
+"""Factors on grpo's range, at its rate and the search's seed: of the calibrated ones none is wider than the authors'."""
 TIMED = (10, 40)
 """Steps of the runs whose processor seconds are compared: a clock also counts what else the machine does."""
 
@@ -53,6 +57,16 @@ def run(output: Path) -> None:
     for arm, (objective, calibrated) in ARMS.items():
         choices[arm], found = search(plan, METHODS[objective], calibrated=calibrated)
         rows += [{"arm": arm, **row} for row in found]
+    rate = choices["grpo"].settings["training.learning_rate"]
+    for scale in WIDER:
+        folder = plan.run(f"grpo-lr{rate:g}-x{scale:g}", SEARCH_SEED, METHODS["grpo"].settings(rate, scale))
+        wider = metrics(folder)
+        told = {
+            "score": score(wider),
+            "evaluation/pass@1": last(wider, "evaluation/pass@1"),
+            "share": mean(wider, "clip/token"),
+        }
+        rows.append({"arm": "grpo", "what": "wider", "seed": SEARCH_SEED, "rate": rate, "scale": scale, **told})
     for seed, steps in product(SEEDS, TIMED):
         for arm, choice in choices.items():
             settings = {**choice.settings, "training.steps": steps, "evaluation": None}
@@ -118,7 +132,7 @@ def draw() -> None:
 def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
     """The search, then each arm's numbers, then the differences to gspo seed by seed."""
     for row in rows:
-        if row["what"] in ("calibration", "search"):
+        if row["what"] in ("calibration", "search", "wider"):
             print({key: value for key, value in row.items() if key != "what"})
     seeds = sorted({seed for _, seed in runs})
     spent = cpu_seconds(rows)

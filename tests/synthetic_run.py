@@ -172,6 +172,24 @@ CONFIG = {
 }
 
 
+def routing(layers: int, rng: np.random.Generator) -> dict[str, object]:
+    """What a step of a mixture of that many layers adds to a row."""
+    deeper = np.arange(layers) / layers
+    by_layer, engine = (scale * (0.2 + deeper * rng.uniform(0.5, 1, layers)) for scale in (0.1, 0.02))
+    return {
+        "moe/flips_by_minibatch": [0.0, *(float(by_layer.mean()) * np.array([0.6, 0.8, 1.0])).tolist()],
+        "moe/flips_by_layer": by_layer.tolist(),
+        "moe/tokens_flipped": rng.uniform(0.3, 0.6),
+        "moe/engine_flips": float(engine.mean()),
+        "moe/engine_flips_by_layer": engine.tolist(),
+        "moe/load_by_layer": rng.uniform(1.1, 2.5, layers).tolist(),
+        "moe/dead_experts_by_layer": rng.integers(0, 3, layers).tolist(),
+        "moe/auxiliary_loss": rng.uniform(1.0, 1.1),
+        "moe/replay_bytes": 400 * layers * 8,
+        "moe/replay_s": rng.uniform(0.005, 0.01),
+    }
+
+
 def write_run(
     folder: Path, steps: int = 500, *, drop: tuple[str, ...] = (), samples_every: int = 5, seed: int = 0, layers: int = 0
 ) -> Path:
@@ -181,8 +199,7 @@ def write_run(
     rows = [{"step": 0, "time": 1.8e9} | evaluation(0, rng)]
     rows += [step_row(s, steps, rng) | (evaluation(s / steps, rng) if s % 50 == 0 else {}) for s in range(1, steps + 1)]
     if layers:
-        for row in rows[1:]:
-            row["moe/flips_by_layer"] = (0.02 + 0.1 * np.arange(layers) / layers * rng.uniform(0.5, 1, layers)).tolist()
+        rows[1:] = [row | routing(layers, rng) for row in rows[1:]]
     for row in rows:
         records.append({key: value for key, value in row.items() if not key.startswith(drop or ("\0",))})
     for step in range(1, steps + 1, samples_every):
