@@ -60,13 +60,8 @@ def run(output: Path) -> None:
     rate = choices["grpo"].settings["training.learning_rate"]
     for scale in WIDER:
         folder = plan.run(f"grpo-lr{rate:g}-x{scale:g}", SEARCH_SEED, METHODS["grpo"].settings(rate, scale))
-        wider = metrics(folder)
-        told = {
-            "score": score(wider),
-            "evaluation/pass@1": last(wider, "evaluation/pass@1"),
-            "share": mean(wider, "clip/token"),
-        }
-        rows.append({"arm": "grpo", "what": "wider", "seed": SEARCH_SEED, "rate": rate, "scale": scale, **told})
+        told = {"score": score(metrics(folder)), "share": mean(metrics(folder), "clip/token")}
+        rows.append({"arm": "grpo", "what": "wider", "rate": rate, "scale": scale, **told})
     for seed, steps in product(SEEDS, TIMED):
         for arm, choice in choices.items():
             settings = {**choice.settings, "training.steps": steps, "evaluation": None}
