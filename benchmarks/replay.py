@@ -159,6 +159,8 @@ def main() -> None:
     args = parser.parse_args()
     settings = {"path": args.model, "device": args.device, "dtype": args.dtype, "kernels": "torch"}
     policy = load_policy(ModelConfig(**settings), temperature=1.0, seed=0)
+    if policy.routing is None:
+        parser.error(f"{args.model}: no router of experts is found in this model: give a mixture of experts")
     micro = micro_batch(policy, args.tokens)
     print(f"{args.model} on {policy.device}, {args.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     if args.experts:

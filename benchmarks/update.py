@@ -185,6 +185,8 @@ class Bench:
                 if again:
                     child.update(lengths, old_logprobs=old)
                 out[name].append(self._measured(child, lengths, old))
+                taken = out[name][-1]["seconds"]  # told as it comes: the table stands at the end of minutes
+                print(f"{lengths}, {name}: {taken:.3f} s ({k + 1} of {self.args.repeats})", file=sys.stderr, flush=True)
                 if again:
                     child.memory(release=True)
         if self.args.profile:
