@@ -231,10 +231,10 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
         return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
 
     print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
-    print_seconds(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
+    print_alone(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
 
 
-SECONDS: dict[str, Callable[[Rows], float]] = {
+ALONE: dict[str, Callable[[Rows], float]] = {
     "seconds a step": lambda rows: mean(rows[WARM:], "time/step_s"),
     "of generation": lambda rows: mean(rows[WARM:], "time/collect_s"),
     "of the update": lambda rows: mean(rows[WARM:], "time/update_s"),
@@ -243,6 +243,7 @@ SECONDS: dict[str, Callable[[Rows], float]] = {
     "that step": lambda rows: until_good(rows),
     "training reward, all steps": lambda rows: mean(rows, "reward/mean"),
 }
+"""What is told of runs that had a GPU alone."""
 
 
 def until_good(rows: Rows, key: str | None = None) -> float:
@@ -251,15 +252,15 @@ def until_good(rows: Rows, key: str | None = None) -> float:
     return done if key is None or math.isnan(done) else sum(row[key] for row in rows if WARM < row["step"] <= done)
 
 
-def print_seconds(runs: Mapping[tuple, Rows]) -> None:
+def print_alone(runs: Mapping[tuple, Rows]) -> None:
     """What runs cost that had a GPU alone, and grpo's less gspo's, seed by seed."""
 
     def cell(values: Sequence[float]) -> str:
         return "not reached by all" if any(map(math.isnan, values)) else shown(values)
 
     if runs:
-        print(table(METHODS, SECONDS, lambda arm, f: cell([f(runs[arm, seed]) for seed in SEEDS])))
-        less = table(["grpo"], SECONDS, lambda arm, f: cell([f(runs[arm, s]) - f(runs["gspo", s]) for s in SEEDS]))
+        print(table(METHODS, ALONE, lambda arm, f: cell([f(runs[arm, seed]) for seed in SEEDS])))
+        less = table(["grpo"], ALONE, lambda arm, f: cell([f(runs[arm, s]) - f(runs["gspo", s]) for s in SEEDS]))
         print(f"less gspo, seed by seed\n{less}")
 
 
