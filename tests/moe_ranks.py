@@ -61,10 +61,12 @@ def laws(folder: Path, family: str) -> None:
             calls = experts_inputs(policy)
             out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
             told = {k: v for k, v in out.routing.items() if k != "moe/replay_s"}
-            kept = of_engine(calls, [m for p in parts for m in p.micro_batches])
+            layers = len(policy.routing.layers)
+            during = calls[:-layers]  # less the pass after the last step, in which routers choose for themselves
+            kept = of_engine(during, [m for p in parts for m in p.micro_batches])
             counts = {"calls": len(kept), "kept": sum(kept), "idle": sum(p.idle for p in parts)}
             given = {key: world.gather(number) for key, number in counts.items()}
-            said[name] = told | {"norms": out.grad_norms, "given": given, "layers": len(policy.routing.layers)}
+            said[name] = told | {"norms": out.grad_norms, "given": given, "layers": layers}
     if world.is_main:
         (folder / f"said-{family}-{world.size}.json").write_text(json.dumps(said))
 

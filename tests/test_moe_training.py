@@ -18,6 +18,7 @@ from test_kernels import needs_compiler
 from test_partial_rollouts import SAMPLING, prompts
 
 from gspo.loop import train
+from gspo.moe.flips import flips
 from gspo.recipe import RecipeError
 from gspo.rollout.collect import begin, go_on, unfinished
 from gspo.rollout.suspended import restored, saved
@@ -74,16 +75,42 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     out, parts = updated(tmp_path, policy, samples, **settings)
     assert [len(part.micro_batches) for part in parts] == [1] * 4
     passes = [[ids_NK for _, ids_NK in seen[i : i + 3]] for i in range(0, len(seen), 3)]
-    first, old, new = passes[0], passes[1:4], passes[4:]
-    assert len(first) == len(new) == 3
+    first, old, new, after = passes[0], passes[1:4], passes[4:7], passes[7:]
+    assert len(first) == len(new) == 3 and len(after) == 1
     kept = [
         (a[:, :, None] == b[:, None, :]).any(-1).float().mean()
-        for x, y in zip(old, new, strict=True)
+        for x, y in zip([*old, old[-1]], new + after, strict=True)
         for a, b in zip(x, y, strict=True)
     ]
-    flips = [1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 9, 3)]
-    assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *flips], abs=1e-6)
-    assert all(flips) if replay == "none" else flips == [0.0] * 3
+    *found, last = (1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 12, 3))
+    assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *found], abs=1e-6)
+    assert all(found) if replay == "none" else found == [0.0] * 3
+    assert out.routing["moe/flips_after"] == pytest.approx(last, abs=1e-6) and last > 0
+
+
+@pytest.mark.parametrize("minibatches", [1, 4])
+@pytest.mark.parametrize("settings", [*REPLAY.values(), {"rollout__old_logprobs": "engine"}], ids=[*REPLAY, "unknown"])
+def test_what_the_last_update_changed_is_counted_by_one_more_pass(tmp_path, settings, minibatches):
+    """Whatever was replayed, routers choose for themselves in it. Where nothing is known of the old choice in later
+    minibatches, the first one's samples tell."""
+    policy, before = moe_policy(), moe_policy()
+    samples = with_experts(policy, sampled(policy, PROMPTS))
+    out, parts = updated(tmp_path, policy, samples, **settings, training__minibatches=minibatches)
+    micro = parts[0 if settings.get("rollout__old_logprobs") == "engine" else -1].micro_batches[-1]
+    with torch.no_grad():
+        chosen = [one.score(micro) and one.routing.chosen() for one in (before, policy)]
+    flipped_NL = flips(*chosen).double()
+    by_layer, any_layer = flipped_NL.mean(0) / 2, (flipped_NL > 0).any(-1).double().mean()
+    assert out.routing["moe/flips_after"] == pytest.approx(float(by_layer.mean())) and by_layer.min() > 0.01
+    assert out.routing["moe/flips_after_by_layer"] == pytest.approx(by_layer.tolist())
+    assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float(any_layer))
+
+
+def test_an_update_without_a_signal_has_nothing_to_compare_after_it(tmp_path):
+    policy = moe_policy()
+    samples = [replace(t, advantage=0.0) for t in sampled(policy, PROMPTS)]
+    out, _ = updated(tmp_path, policy, samples, **REPLAY["trainer"])
+    assert out.routing["moe/flips_after"] is None and out.routing["moe/tokens_flipped_after"] is None
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -152,6 +179,7 @@ def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp
         return out
 
     monkeypatch.setattr(type(policy), "score", noted)
+    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes: None)  # nothing is replayed in it
     out, parts = updated(tmp_path, policy, samples, **REPLAY["trainer"], **narrow, training__groups="keep")
     assert out.looked_ahead == 3 and any(len(m.token_ids_N) < sum(len(p) for p in m.places) for m in parts[1].micro_batches)
     by_sample = {}
@@ -244,6 +272,7 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
 
 
+AFTER = ("moe/flips_after", "moe/flips_after_by_layer", "moe/tokens_flipped_after")
 COUNTS = ("calls", "kept", "idle")
 """Of experts' calls: all, those with the ids that the engine chose, and idle passes of a rank, each followed by another."""
 
@@ -275,6 +304,9 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
             # forward, and again in what backward recomputes, of each of the passes; at the old policy of four once
             assert size > 1 or given["calls"] == [layers * (2 * 9 + 4)]
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
+        for at in (told, two[name]):  # each rank looks at a micro-batch of its own
+            (after, by_layer, tokens) = (at.pop(key) for key in AFTER)
+            assert 0 < after <= tokens <= 1 and len(by_layer) == layers and after == pytest.approx(np.mean(by_layer))
         for key in told:
             if key != "moe/replay_bytes":  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)

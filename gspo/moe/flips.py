@@ -78,10 +78,13 @@ def flips(old_NLK: Tensor, new_NLK: Tensor) -> Tensor:
     return torch.stack([(old[:, :, None] != new[:, None, :]).all(-1).sum(-1) for old, new in parts], 1)
 
 
-def routing_metrics(minibatches: Sequence[RoutingCounts], *, top_k: int, auxiliary: bool, engine: bool) -> Metrics:
+def routing_metrics(
+    minibatches: Sequence[RoutingCounts], after: RoutingCounts, *, top_k: int, auxiliary: bool, engine: bool
+) -> Metrics:
     """`moe/` of one rollout batch, but for the cost of replay. Null where there was nothing to count or compare.
 
-    auxiliary: whether the model has a router loss; engine: whether the engine returned what it chose.
+    after: of a pass after the last minibatch's update, routers choosing for themselves; auxiliary: whether the model has a
+    router loss; engine: whether the engine returned what it chose.
     """
     last = minibatches[-1]
     load_LE = sum((counts.load_LE for counts in minibatches), torch.zeros_like(last.load_LE))
@@ -90,6 +93,9 @@ def routing_metrics(minibatches: Sequence[RoutingCounts], *, top_k: int, auxilia
         "moe/flips_by_minibatch": [_share(c.flips_L.mean(), float(c.totals[1]) * top_k) for c in minibatches],
         "moe/flips_by_layer": _shares(last.flips_L, float(last.totals[1]) * top_k),
         "moe/tokens_flipped": _share(last.totals[2], float(last.totals[1])),
+        "moe/flips_after": _share(after.flips_L.mean(), float(after.totals[1]) * top_k),
+        "moe/flips_after_by_layer": _shares(after.flips_L, float(after.totals[1]) * top_k),
+        "moe/tokens_flipped_after": _share(after.totals[2], float(after.totals[1])),
         "moe/load_by_layer": (load_LE.amax(1) / load_LE.mean(1)).tolist() if passed else None,
         "moe/dead_experts_by_layer": (load_LE == 0).sum(1).tolist() if passed else None,
     }

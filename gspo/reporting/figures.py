@@ -305,14 +305,21 @@ REFERENCE = FigureSpec(
 FLIPS = FigureSpec(
     "flips",
     "Expert flips by layer over time",
-    "Flips: the share of a token's choices of experts that differ. Load: the share of the busiest expert over the mean "
-    "share. By layer, the first at the top, and by step; the stronger the colour, the more.",
+    "The share of a token's choices of experts that differ. By layer, the first at the top, and by step; the stronger the "
+    "colour, the more.",
     (
-        Panel("Flips: old against new policy", ("moe/flips_by_layer",), by_layer(percent=True)),
-        Panel("Flips: engine against trainer", ("moe/engine_flips_by_layer",), by_layer(percent=True)),
-        Panel("Load", ("moe/load_by_layer",), by_layer(percent=False)),
+        Panel("Old against new policy, in the last minibatch", ("moe/flips_by_layer",), by_layer(percent=True)),
+        Panel("Before against after the update, free", ("moe/flips_after_by_layer",), by_layer(percent=True)),
+        Panel("Engine against trainer", ("moe/engine_flips_by_layer",), by_layer(percent=True)),
     ),
 )
+LOAD = FigureSpec(
+    "load",
+    "Load of experts by layer over time",
+    "The share of the busiest expert over the mean share; 1 is even.",
+    (Panel("Busiest over mean", ("moe/load_by_layer",), by_layer(percent=False)),),
+)
+MIXTURE = (FLIPS, LOAD)
 """Drawn only of mixtures of experts."""
 
 COLD_START = FigureSpec(

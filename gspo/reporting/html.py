@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .drawing import Run
-from .figures import COLD_START, FLIPS, REFERENCE, TRAINING, Drawn, draw_figures
+from .figures import COLD_START, MIXTURE, REFERENCE, TRAINING, Drawn, draw_figures
 from .pictures import spread
 from .records import read_config, read_metrics, read_object, read_samples, sample_steps
 from .strips import CUTS, MAX_BYTES, clips, require_whole_tokens, strips
@@ -116,8 +116,9 @@ def _sections(folder: Path, run: Run) -> list[tuple[str, list[Drawn]]]:
     sections = [(title, draw_figures(specs, run) if run.rows else []) for title, specs in TRAINING]
     if run.keys(["kl/reference"]):
         sections[2][1].extend(draw_figures([REFERENCE], run))
-    if panels := tuple(panel for panel in FLIPS.panels if run.keys(panel.needs)):  # a dense model lacks nothing
-        sections[2][1].extend(draw_figures([replace(FLIPS, panels=panels)], run))
+    for figure in MIXTURE:
+        if panels := tuple(panel for panel in figure.panels if run.keys(panel.needs)):  # a dense model lacks nothing
+            sections[2][1].extend(draw_figures([replace(figure, panels=panels)], run))
     if (folder / "cold_start" / "metrics.jsonl").exists() and (cold := read_metrics(folder / "cold_start")):
         sections[0][1].extend(draw_figures([COLD_START], Run(cold)))
     return sections

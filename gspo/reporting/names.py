@@ -106,6 +106,10 @@ METRICS: dict[str, str] = {
     "engine's, else null; tokens of samples with a signal, prompts too.",
     "moe/flips_by_layer": "The same in the last minibatch, by layer with experts.",
     "moe/tokens_flipped": "Share of tokens with any flip in any layer, in the last minibatch.",
+    "moe/flips_after": "Share of the old policy's choices (of what was replayed, under replay) that the policy no longer "
+    "makes after the last minibatch's update, routers choosing for themselves; on one micro-batch a rank.",
+    "moe/flips_after_by_layer": "The same by layer with experts.",
+    "moe/tokens_flipped_after": "Share of tokens with any flip in any layer, in the same pass.",
     "moe/engine_flips": "Share of the engine's choices of experts that the trainer does not make at the old policy, "
     "wherever both are known without an extra pass.",
     "moe/engine_flips_by_layer": "The same by layer with experts.",

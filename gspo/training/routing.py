@@ -57,6 +57,20 @@ class Passes:
         if self._watcher is not None:
             self._watcher.end()
 
+    def after(self) -> None:
+        """What the whole update has changed: one more pass, of the micro-batch that was compared with the old policy last,
+        in which routers choose for themselves. A collective, of ranks with samples and of those without."""
+        if self._watcher is None:
+            return
+        compared = self._watcher.compared
+        if self.policy.world.most([int(compared is not None)]) == [0]:
+            return
+        with torch.no_grad():
+            if compared is None:
+                self.idle(1)
+            else:
+                self._watcher.after(*compared)
+
     def metrics(self) -> Metrics:
         """`moe/`, of all ranks together; empty for a model without routers. A collective."""
         return {} if self._watcher is None else self._watcher.metrics()
@@ -72,7 +86,8 @@ class _Watcher:
         self.old_records: dict[str, Record] = {}
         self.engine_records: dict[str, Record] = {}
         self.minibatches: list[RoutingCounts] = []
-        self.counts = self._nothing()
+        self.counts, self.counts_after = self._nothing(), self._nothing()
+        self.compared: tuple[MicroBatch, Tensor] | None = None
         self.seconds, self.bytes = 0.0, 0
 
     def score(self, micro: MicroBatch, *, at_old: bool, seen: bool) -> tuple[Tensor, Tensor]:
@@ -91,7 +106,14 @@ class _Watcher:
                 self.counts.add_engine(engine_NLK, chosen_NLK)
             if (before_NLK := chosen_NLK if at_old else old_NLK if old_NLK is not None else engine_NLK) is not None:
                 self.counts.add_old(before_NLK, chosen_NLK)
+                self.compared = micro, before_NLK
         return out
+
+    def after(self, micro: MicroBatch, before_NLK: Tensor) -> None:
+        self.routing.replay(None)
+        self.policy.score(micro)
+        self.counts_after.add_old(before_NLK, self.routing.chosen())
+        self.routing.take_logits()
 
     def old(self, micro_batches: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor]]:
         out, kept = [], []
@@ -122,10 +144,11 @@ class _Watcher:
 
     def metrics(self) -> Metrics:
         world = self.policy.world
-        sums = [part.with_numbers(world.sums(part.numbers())) for part in self.minibatches]
+        parts = *self.minibatches, self.counts_after
+        *sums, after = (part.with_numbers(world.sums(part.numbers())) for part in parts)
         num_bytes, seconds = world.sums([self.bytes, self.seconds])
         return {
-            **routing_metrics(sums, top_k=self.routing.top_k, auxiliary=self.auxiliary, engine=self.by_engine),
+            **routing_metrics(sums, after, top_k=self.routing.top_k, auxiliary=self.auxiliary, engine=self.by_engine),
             "moe/replay_bytes": int(num_bytes),
             "moe/replay_s": seconds / world.size,
         }

@@ -148,6 +148,7 @@ def update(
         optimizer.step()
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
     out.grad_norms.append(_settled(policy, optimizer, minibatches[-1], skips))
+    scorer.after()
     out.routing = scorer.metrics()
     return out
 
