@@ -99,10 +99,17 @@ def cpu_seconds(rows: Rows) -> dict[str, list[float]]:
 
 
 def draw() -> None:
-    """The figure, and on standard output the tables."""
+    """The figure, and on standard output the tables; of each machine, and at the end over the runs of all."""
     from matplotlib.figure import Figure
 
-    rows = read("clipped_shares")
+    rows = [{"machine": 1, **row} for row in read("clipped_shares")]
+    everywhere = by_run([row for row in rows if row["what"] == "run"], "arm", "machine", "seed")
+    for (machine,), some in by_run(rows, "machine").items():
+        print(f"machine {machine}")
+        print_tables(some, by_run([row for row in some if row["what"] == "run"], "arm", "seed"))
+    print("both machines")
+    print_runs({(arm, (machine, seed)): run for (arm, machine, seed), run in everywhere.items()})
+    rows = some
     runs = by_run([row for row in rows if row["what"] == "run"], "arm", "seed")
     seconds_a_step = {arm: fmean(s) for arm, s in cpu_seconds(rows).items()}
     figure = Figure(figsize=(10, 6.4), layout="constrained")
@@ -121,11 +128,10 @@ def draw() -> None:
     sequences.set(xlabel="step", ylabel="clipped sequences", yscale="log", title="share of sequences with anything clipped")
     reward.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / "clipped_shares.png", dpi=110)
-    print_tables(rows, runs)
 
 
 def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
-    """The search, then each arm's numbers, then the differences to gspo seed by seed."""
+    """The search, the seconds, then what the runs say."""
     for row in rows:
         if row["what"] in ("calibration", "search", "wider"):
             print({key: value for key, value in row.items() if key != "what"})
@@ -136,6 +142,12 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows]) -> None:
     by_seconds = {"processor seconds a step": spent, "to a reward of 0.7": needed}
     print(table(ARMS, by_seconds, lambda arm, of: shown(of[arm])))
     print(table(ARMS, by_seconds, lambda arm, of: shown([a - b for a, b in zip(of[arm], of["gspo"], strict=True)])))
+    print_runs(runs)
+
+
+def print_runs(runs: dict[tuple, Rows]) -> None:
+    """Each arm's numbers, then the differences to gspo seed by seed, on the same machine."""
+    seeds = sorted({seed for _, seed in runs})
     print(table(ARMS, COLUMNS, lambda arm, value: shown([value(runs[arm, seed]) for seed in seeds])))
 
     def difference(arm: str, value: Callable[[Rows], float]) -> str:

@@ -73,7 +73,10 @@ def is_inside(response: dict) -> bool:
 
 
 def summary(found: Sequence[dict]) -> dict:
-    """Of a step's responses: how many are clipped or inside the band, and what those that are not clipped hide."""
+    """Of a step's responses: how many are clipped or inside the band, and what those that are not clipped hide. Where no
+    token had moved there are none, and nothing more to say."""
+    if not found:
+        return {"responses": 0}
     free, inside = [r for r in found if not r["clipped"]], [r for r in found if is_inside(r)]
     out = {
         "responses": len(found),

@@ -156,13 +156,13 @@ def draw() -> None:
     """The figure, and on standard output the tables."""
     from matplotlib.figure import Figure
 
-    rows = read("language_model")
-    runs = by_run([row for row in rows if row["what"] == "run"], "arm", "rate", "seed")
+    rows = [{"machine": 1, **row} for row in read("language_model")]
+    runs = by_run([row for row in rows if row["what"] == "run"], "arm", "rate", "machine", "seed")
     best = {arm: best_rate(rows, arm) for arm in COLOURS}
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     (reward, clipped), (ranges, hidden) = figure.subplots(2, 2)
     for arm, colour in COLOURS.items():
-        mine = [run for (name, rate, _), run in runs.items() if (name, rate) == (arm, best[arm])]
+        mine = [run for (name, rate, *_), run in runs.items() if (name, rate) == (arm, best[arm])]
         if mine:
             band(reward, [smooth(run, "reward/mean") for run in mine], label=f"{arm}, {best[arm]:g}", colour=colour)
             band(clipped, [smooth(run, "clip/token") for run in mine], label=arm, colour=colour)
@@ -200,21 +200,38 @@ def best_rate(rows: Rows, arm: str) -> float:
 
 
 def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) -> None:
-    """The search, the ranges, the arms and their differences to gspo, gspo at each rate, what hides, and seconds."""
+    """The search, the ranges, the arms on each machine and over both, what hides, and seconds."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     print(table(METHODS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
     ranged = [row for row in rows if row["what"] == "range search"]
-    for (arm, rate, scale), some in by_run(ranged, "arm", "rate", "scale").items():
-        clipped = mean(some, METHODS[arm].share)
-        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(some):.3f}, {METHODS[arm].share} {clipped:.3f}")
+    for (arm, rate, scale, machine), some in by_run(ranged, "arm", "rate", "scale", "machine").items():
+        clipped = f"{METHODS[arm].share} {mean(some, METHODS[arm].share):.3f}"
+        print(f"{arm} at {rate:g}, range x{scale:.4g}, machine {machine}: {score(some):.3f}, {clipped}")
     for rate in SCALES:
         print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
         for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():
             learnt = shown([r["reward/mean"] for r in some])
             print(f"  x{scale[0]:.4g}: clipped {shown([r['share'] for r in some])}, reward {learnt}")
 
+    for machine in sorted({machine for *_, machine, _ in runs}):
+        print(f"machine {machine}")
+        print_arms({key: run for key, run in runs.items() if key[2] == machine}, best)
+    print("both machines")
+    print_arms(runs, best)
+    hidden = [row for row in rows if row["what"] == "hidden" and "step" in row]
+
+    def hides(rate: str, key: str) -> str:
+        return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
+
+    print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
+    print_alone(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
+
+
+def print_arms(runs: dict[tuple, Rows], best: dict[str, float]) -> None:
+    """The arms and their differences to gspo, and each objective at each rate."""
+
     def values(arm: str, rate: float, value: Callable[[Rows], float]) -> list[float]:
-        return [value(run) for (name, at, _), run in sorted(runs.items()) if (name, at) == (arm, rate)]
+        return [value(run) for (name, at, *_), run in sorted(runs.items()) if (name, at) == (arm, rate)]
 
     arms = [arm for arm in COLOURS if values(arm, best[arm], score)]
     print({arm: best[arm] for arm in arms}, table(arms, COLUMNS, lambda arm, f: shown(values(arm, best[arm], f))), sep="\n")
@@ -224,14 +241,9 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
         return shown([a - b for a, b in pairs])
 
     print("less gspo\n" + table(arms[1:], COLUMNS, less_gspo))
-    print("gspo\n" + table([f"{r:g}" for r in RATES], COLUMNS, lambda r, f: shown(values("gspo", float(r), f))))
-    hidden = [row for row in rows if row["what"] == "hidden" and "step" in row]
-
-    def hides(rate: str, key: str) -> str:
-        return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
-
-    print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
-    print_alone(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
+    for name in METHODS:
+        rates = [f"{rate:g}" for rate in RATES if values(name, rate, score)]
+        print(f"{name}\n" + table(rates, COLUMNS, lambda rate, f, name=name: shown(values(name, float(rate), f))))
 
 
 ALONE: dict[str, Callable[[Rows], float]] = {

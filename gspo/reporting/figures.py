@@ -306,10 +306,10 @@ FLIPS = FigureSpec(
     "flips",
     "Expert flips by layer over time",
     "The share of a token's choices of experts that differ. By layer, the first at the top, and by step; the stronger the "
-    "colour, the more.",
+    "colour, the more. After the update routers choose for themselves, whatever was replayed in it.",
     (
         Panel("Old against new policy, in the last minibatch", ("moe/flips_by_layer",), by_layer(percent=True)),
-        Panel("Before against after the update, free", ("moe/flips_after_by_layer",), by_layer(percent=True)),
+        Panel("Before against after the whole update", ("moe/flips_after_by_layer",), by_layer(percent=True)),
         Panel("Engine against trainer", ("moe/engine_flips_by_layer",), by_layer(percent=True)),
     ),
 )
