@@ -180,7 +180,7 @@ def routing(layers: int, rng: np.random.Generator) -> dict[str, object]:
         "moe/flips_by_minibatch": [0.0, *(float(by_layer.mean()) * np.array([0.6, 0.8, 1.0])).tolist()],
         "moe/flips_by_layer": by_layer.tolist(),
         "moe/tokens_flipped": rng.uniform(0.3, 0.6),
-        "moe/flips_after": float(by_layer.mean()) * 1.2,
+        "moe/flips_after_by_minibatch": (float(by_layer.mean()) * np.array([0.6, 0.8, 1.0, 1.2])).tolist(),
         "moe/flips_after_by_layer": (1.2 * by_layer).tolist(),
         "moe/tokens_flipped_after": rng.uniform(0.4, 0.7),
         "moe/engine_flips": float(engine.mean()),

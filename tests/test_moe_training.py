@@ -28,7 +28,7 @@ from gspo.training.kernels import uncompiled
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import TrainingError, make_micro_batches
 from gspo.training.pretrained import ModelError
-from gspo.training.routing import require_routing
+from gspo.training.routing import probe, require_routing
 from gspo.training.update import Skips, pack_minibatches, update
 
 PROMPTS = [3, 9, 1, 5, 7, 2, 4, 6, 8, 3, 5, 2]
@@ -75,42 +75,86 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     out, parts = updated(tmp_path, policy, samples, **settings)
     assert [len(part.micro_batches) for part in parts] == [1] * 4
     passes = [[ids_NK for _, ids_NK in seen[i : i + 3]] for i in range(0, len(seen), 3)]
-    first, old, new, after = passes[0], passes[1:4], passes[4:7], passes[7:]
-    assert len(first) == len(new) == 3 and len(after) == 1
+    assert len(passes) == 4 + 3 + 4  # the last four look at what each update changed
+    first, old, new = passes[0], passes[1:4], passes[5:10:2]
+    assert len(first) == len(new) == 3
     kept = [
         (a[:, :, None] == b[:, None, :]).any(-1).float().mean()
-        for x, y in zip([*old, old[-1]], new + after, strict=True)
+        for x, y in zip(old, new, strict=True)
         for a, b in zip(x, y, strict=True)
     ]
-    *found, last = (1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 12, 3))
+    found = [1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 9, 3)]
     assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *found], abs=1e-6)
     assert all(found) if replay == "none" else found == [0.0] * 3
-    assert out.routing["moe/flips_after"] == pytest.approx(last, abs=1e-6) and last > 0
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
 @pytest.mark.parametrize("settings", [*REPLAY.values(), {"rollout__old_logprobs": "engine"}], ids=[*REPLAY, "unknown"])
-def test_what_the_last_update_changed_is_counted_by_one_more_pass(tmp_path, settings, minibatches):
-    """Whatever was replayed, routers choose for themselves in it. Where nothing is known of the old choice in later
-    minibatches, the first one's samples tell."""
+def test_what_each_update_changed_is_counted_by_one_more_pass(tmp_path, monkeypatch, settings, minibatches):
+    """By routers' own choices, whatever was replayed, and whether or not later minibatches' old choices are known."""
     policy, before = moe_policy(), moe_policy()
     samples = with_experts(policy, sampled(policy, PROMPTS))
+    rng = np.random.default_rng(5)  # an engine that chose others, which is no change of the policy
+    others = [np.stack([rng.permutation(8)[:2] for _ in range(t.routed_experts[..., 0].size)]) for t in samples]
+    wrong = [x.reshape(t.routed_experts.shape).astype(np.uint8) for x, t in zip(others, samples, strict=True)]
+    samples = [replace(t, routed_experts=x) for t, x in zip(samples, wrong, strict=True)]
+    states, step = [], Optimizer.step
+
+    def noted(self):
+        step(self)
+        states.append({k: v.clone() for k, v in policy.model.state_dict().items()})
+
+    monkeypatch.setattr(Optimizer, "step", noted)
     out, parts = updated(tmp_path, policy, samples, **settings, training__minibatches=minibatches)
-    micro = parts[0 if settings.get("rollout__old_logprobs") == "engine" else -1].micro_batches[-1]
-    with torch.no_grad():
-        chosen = [one.score(micro) and one.routing.chosen() for one in (before, policy)]
-    flipped_NL = flips(*chosen).double()
-    by_layer, any_layer = flipped_NL.mean(0) / 2, (flipped_NL > 0).any(-1).double().mean()
-    assert out.routing["moe/flips_after"] == pytest.approx(float(by_layer.mean())) and by_layer.min() > 0.01
-    assert out.routing["moe/flips_after_by_layer"] == pytest.approx(by_layer.tolist())
-    assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float(any_layer))
+    few = probe([t for m in parts[0].micro_batches for t in m.trajectories], policy.device)
+    assert 1 <= len(few.trajectories) < 12 and len(states) == minibatches
+    if settings.get("training__replay") == "engine":
+        rows = np.zeros((few.num_tokens, 3, 2), np.uint8)
+        for t, place_P in zip(few.trajectories, few.places, strict=True):
+            rows[place_P] = t.routed_experts
+        for one in (before, policy):
+            one.routing.replay(torch.from_numpy(rows))
+
+    def own(one):
+        with torch.no_grad():
+            one.score(few)
+        chosen = one.routing.own()
+        return torch.cat([chosen[torch.from_numpy(place_P)] for place_P in few.places])
+
+    old, found = own(before), []
+    for state in states:
+        policy.model.load_state_dict(state)
+        found.append(flips(old, own(policy)).double())
+    last = found[-1]
+    assert out.routing["moe/flips_after_by_minibatch"] == pytest.approx([float(x.mean()) / 2 for x in found])
+    assert out.routing["moe/flips_after_by_layer"] == pytest.approx((last.mean(0) / 2).tolist()) and last.mean() > 0.02
+    assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float((last > 0).any(-1).double().mean()))
 
 
-def test_an_update_without_a_signal_has_nothing_to_compare_after_it(tmp_path):
+def test_updates_that_move_nothing_flip_nothing_whatever_the_engine_chose(tmp_path):
+    policy = moe_policy()
+    samples = [replace(t, routed_experts=t.routed_experts[::-1]) for t in with_experts(policy, sampled(policy, PROMPTS))]
+    for settings in REPLAY.values():
+        still = settings | {"training__learning_rate": 1e-30, "rollout__routed_experts": True}
+        out, _ = updated(tmp_path, moe_policy(), samples, **still)
+        assert out.routing["moe/flips_after_by_minibatch"] == [0.0] * 4 and out.routing["moe/tokens_flipped_after"] == 0.0
+        assert out.routing["moe/engine_flips"] > 0.1  # replayed or not
+
+
+def test_an_update_without_a_signal_has_nothing_to_look_at_after_it(tmp_path):
     policy = moe_policy()
     samples = [replace(t, advantage=0.0) for t in sampled(policy, PROMPTS)]
     out, _ = updated(tmp_path, policy, samples, **REPLAY["trainer"])
-    assert out.routing["moe/flips_after"] is None and out.routing["moe/tokens_flipped_after"] is None
+    assert out.routing["moe/flips_after_by_minibatch"] is None and out.routing["moe/tokens_flipped_after"] is None
+
+
+def test_few_samples_are_looked_at_and_of_long_ones_a_single_one(monkeypatch):
+    policy = moe_policy()
+    samples = sampled(policy, PROMPTS)
+    assert probe([], policy.device) is None
+    assert [len(probe(samples[:n], policy.device).trajectories) for n in (1, 4, 5, 12)] == [1, 1, 2, 3]
+    monkeypatch.setattr("gspo.training.routing.PROBE_TOKENS", 1)
+    assert len(probe(samples, policy.device).trajectories) == 1
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -179,7 +223,7 @@ def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp
         return out
 
     monkeypatch.setattr(type(policy), "score", noted)
-    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes: None)  # nothing is replayed in it
+    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes: None)  # in which nothing is replayed
     out, parts = updated(tmp_path, policy, samples, **REPLAY["trainer"], **narrow, training__groups="keep")
     assert out.looked_ahead == 3 and any(len(m.token_ids_N) < sum(len(p) for p in m.places) for m in parts[1].micro_batches)
     by_sample = {}
@@ -272,7 +316,7 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
 
 
-AFTER = ("moe/flips_after", "moe/flips_after_by_layer", "moe/tokens_flipped_after")
+AFTER = ("moe/flips_after_by_minibatch", "moe/flips_after_by_layer", "moe/tokens_flipped_after")
 COUNTS = ("calls", "kept", "idle")
 """Of experts' calls: all, those with the ids that the engine chose, and idle passes of a rank, each followed by another."""
 
@@ -304,9 +348,10 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
             # forward, and again in what backward recomputes, of each of the passes; at the old policy of four once
             assert size > 1 or given["calls"] == [layers * (2 * 9 + 4)]
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
-        for at in (told, two[name]):  # each rank looks at a micro-batch of its own
-            (after, by_layer, tokens) = (at.pop(key) for key in AFTER)
-            assert 0 < after <= tokens <= 1 and len(by_layer) == layers and after == pytest.approx(np.mean(by_layer))
+        for at in (told, two[name]):  # each rank looks at samples of its own
+            after, by_layer, tokens = (at.pop(key) for key in AFTER)
+            assert len(after) == 2 and 0 < after[-1] == pytest.approx(np.mean(by_layer)) and len(by_layer) == layers
+            assert after[-1] <= tokens <= 1
         for key in told:
             if key != "moe/replay_bytes":  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)

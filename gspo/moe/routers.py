@@ -65,7 +65,7 @@ class Routing:
         self.replayable = None not in weighings
         """Whether the weights of all routers can be recomputed for given ids."""
         for router, weighing in zip(self.routers, weighings, strict=True):
-            router.replayed_NK = router.chosen_NK = router.logits_NE = None
+            router.replayed_NK = router.chosen_NK = router.own_NK = router.logits_NE = None
             router.forward = MethodType(_watched(type(router).forward, weighing), router)
 
     @property
@@ -83,8 +83,15 @@ class Routing:
 
     def chosen(self) -> Tensor:
         """Which experts computed the tokens of the last forward pass, [N, L, K]."""
+        return self._stacked([router.chosen_NK for router in self.routers])
+
+    def own(self) -> Tensor:
+        """Which experts the routers chose in it of themselves, [N, L, K]: the same where nothing was replayed."""
+        return self._stacked([router.own_NK for router in self.routers])
+
+    def _stacked(self, ids: Sequence[Tensor]) -> Tensor:
         dtype = getattr(torch, self.dtype.__name__)
-        return torch.stack([router.chosen_NK.to(dtype) for router in self.routers], 1)
+        return torch.stack([ids_NK.to(dtype) for ids_NK in ids], 1)
 
     def take_logits(self) -> list[Tensor]:
         """By layer the logits of the last forward pass, [N, E], detached; they are let go of."""
@@ -99,7 +106,8 @@ def _watched(forward: Callable[..., Any], weighing: Weighing | None) -> Callable
     """One method for all routers of a kind: compiled layers around them then share their code."""
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        logits_NE, weight_NK, ids_NK = forward(self, *args, **kwargs)
+        logits_NE, weight_NK, self.own_NK = forward(self, *args, **kwargs)
+        ids_NK = self.own_NK
         if self.replayed_NK is not None and weighing is not None:
             ids_NK = self.replayed_NK
             weight_NK = weighing(logits_NE, ids_NK).to(weight_NK.dtype)

@@ -106,12 +106,13 @@ METRICS: dict[str, str] = {
     "engine's, else null; tokens of samples with a signal, prompts too.",
     "moe/flips_by_layer": "The same in the last minibatch, by layer with experts.",
     "moe/tokens_flipped": "Share of tokens with any flip in any layer, in the last minibatch.",
-    "moe/flips_after": "Share of the old policy's choices (of what was replayed, under replay) that the policy no longer "
-    "makes after the last minibatch's update, routers choosing for themselves; on one micro-batch a rank.",
-    "moe/flips_after_by_layer": "The same by layer with experts.",
-    "moe/tokens_flipped_after": "Share of tokens with any flip in any layer, in the same pass.",
-    "moe/engine_flips": "Share of the engine's choices of experts that the trainer does not make at the old policy, "
-    "wherever both are known without an extra pass.",
+    "moe/flips_after_by_minibatch": "Share of the choices that routers made of themselves before the first update and no "
+    "longer make after that of each minibatch in turn, on a few samples of the first minibatch, prompts too; null where it "
+    "had none with a signal. With replay of the old policy's choices too: nothing is replayed in these passes.",
+    "moe/flips_after_by_layer": "The same after the last minibatch, by layer with experts.",
+    "moe/tokens_flipped_after": "Share of tokens with any flip in any layer then.",
+    "moe/engine_flips": "Share of the engine's choices of experts that the trainer's routers do not make of themselves at "
+    "the old policy, also where they are replayed; wherever both are known without an extra pass.",
     "moe/engine_flips_by_layer": "The same by layer with experts.",
     "moe/load_by_layer": "Choices of the busiest expert over those of the mean expert, by layer; 1 is even.",
     "moe/dead_experts_by_layer": "Experts that no token chose, count by layer.",

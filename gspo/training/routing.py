@@ -16,19 +16,24 @@ from torch import Tensor
 from ..config import Config
 from ..moe import Record, RecordError, Routing, RoutingCounts, checked_rows, packed_ids, routing_metrics
 from ..types import Metrics, Trajectory
-from .packing import MicroBatch, TrainingError, on_device
+from .packing import MicroBatch, TrainingError, make_micro_batches, on_device
 from .policy import Policy
 from .pretrained import ModelError
 from .sharding import Backward
+
+PROBE_TOKENS, PROBE_PART = 1024, 4
+"""Of the samples in which routers are looked at after each minibatch: their tokens, beyond which one more is left out, and
+which part of the first minibatch they are at most. A pass of all of it would add a third to an update of few tokens."""
 
 
 class Passes:
     """Scores micro-batches. For a model without routers that is all."""
 
-    def __init__(self, policy: Policy, config: Config) -> None:
-        """Raises TrainingError, by sample, where an engine's record cannot be of its sample."""
+    def __init__(self, policy: Policy, config: Config, first: Sequence[Trajectory]) -> None:
+        """first: the samples of the first minibatch. Raises TrainingError, by sample, where an engine's record cannot be of
+        its sample."""
         self.policy = policy
-        self._watcher = None if policy.routing is None else _Watcher(policy.routing, policy, config)
+        self._watcher = None if policy.routing is None else _Watcher(policy.routing, policy, config, first)
 
     def score(self, micro: MicroBatch, *, at_old: bool, seen: bool = False) -> tuple[Tensor, Tensor]:
         """Policy.score, with the experts that the recipe wants replayed.
@@ -58,18 +63,13 @@ class Passes:
             self._watcher.end()
 
     def after(self) -> None:
-        """What the whole update has changed: one more pass, of the micro-batch that was compared with the old policy last,
-        in which routers choose for themselves. A collective, of ranks with samples and of those without."""
-        if self._watcher is None:
-            return
-        compared = self._watcher.compared
-        if self.policy.world.most([int(compared is not None)]) == [0]:
-            return
-        with torch.no_grad():
-            if compared is None:
-                self.idle(1)
-            else:
-                self._watcher.after(*compared)
+        """What the updates until now have changed: one more pass, of a few samples of the first minibatch. A collective, of
+        ranks with such samples and of those without."""
+        if self._watcher is not None and self._watcher.is_looked_at():
+            with torch.no_grad():
+                if self._watcher.probe is None:
+                    self.idle(1)
+                self._watcher.after()
 
     def metrics(self) -> Metrics:
         """`moe/`, of all ranks together; empty for a model without routers. A collective."""
@@ -79,15 +79,17 @@ class Passes:
 class _Watcher:
     """What `Passes` does for a model with routers."""
 
-    def __init__(self, routing: Routing, policy: Policy, config: Config) -> None:
+    def __init__(self, routing: Routing, policy: Policy, config: Config, first: Sequence[Trajectory]) -> None:
         self.routing, self.policy = routing, policy
         self.replay, self.by_engine = config.training.replay, config.rollout.routed_experts
         self.auxiliary = getattr(policy.model.config, "router_aux_loss_coef", None) is not None
         self.old_records: dict[str, Record] = {}
         self.engine_records: dict[str, Record] = {}
         self.minibatches: list[RoutingCounts] = []
-        self.counts, self.counts_after = self._nothing(), self._nothing()
-        self.compared: tuple[MicroBatch, Tensor] | None = None
+        self.counts, self.counts_after = self._nothing(), list[RoutingCounts]()
+        self.probe = probe(first, policy.device)
+        self.before: dict[str, Tensor] = {}
+        self._looked_at: bool | None = None
         self.seconds, self.bytes = 0.0, 0
 
     def score(self, micro: MicroBatch, *, at_old: bool, seen: bool) -> tuple[Tensor, Tensor]:
@@ -99,20 +101,33 @@ class _Watcher:
             self.routing.replay(replayed_NLK)
         out = self.policy.score(micro)
         with self._timed():
-            chosen_NLK, logits = self.routing.chosen(), self.routing.take_logits()
+            chosen_NLK, own_NLK, logits = self.routing.chosen(), self.routing.own(), self.routing.take_logits()
         if not seen:
             self.counts.add_pass(chosen_NLK, logits if self.auxiliary else ())
             if at_old and engine_NLK is not None:
-                self.counts.add_engine(engine_NLK, chosen_NLK)
+                self.counts.add_engine(engine_NLK, own_NLK)
+            if at_old and self.probe is not None:
+                self.before |= _by_sample(micro, own_NLK, self.probe.trajectories)
             if (before_NLK := chosen_NLK if at_old else old_NLK if old_NLK is not None else engine_NLK) is not None:
                 self.counts.add_old(before_NLK, chosen_NLK)
-                self.compared = micro, before_NLK
         return out
 
-    def after(self, micro: MicroBatch, before_NLK: Tensor) -> None:
-        self.routing.replay(None)
+    def is_looked_at(self) -> bool:
+        """Whether any rank has a probe; asked once."""
+        if self._looked_at is None:
+            self._looked_at = self.policy.world.most([int(self.probe is not None)]) == [1]
+        return self._looked_at
+
+    def after(self) -> None:
+        self.counts_after.append(self._nothing())
+        if (micro := self.probe) is None:
+            return
+        # As in the passes before: what the engine chose upstream, where that is replayed, is no change of the policy.
+        self.routing.replay(self._ids(micro, self._of_engine(micro)) if self.replay == "engine" else None)
         self.policy.score(micro)
-        self.counts_after.add_old(before_NLK, self.routing.chosen())
+        self.routing.replay(None)
+        for name, own_PLK in _by_sample(micro, self.routing.own(), micro.trajectories).items():
+            self.counts_after[-1].add_old(self.before[name], own_PLK)
         self.routing.take_logits()
 
     def old(self, micro_batches: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor]]:
@@ -144,8 +159,8 @@ class _Watcher:
 
     def metrics(self) -> Metrics:
         world = self.policy.world
-        parts = *self.minibatches, self.counts_after
-        *sums, after = (part.with_numbers(world.sums(part.numbers())) for part in parts)
+        both = self.minibatches, self.counts_after
+        sums, after = ([part.with_numbers(world.sums(part.numbers())) for part in parts] for parts in both)
         num_bytes, seconds = world.sums([self.bytes, self.seconds])
         return {
             **routing_metrics(sums, after, top_k=self.routing.top_k, auxiliary=self.auxiliary, engine=self.by_engine),
@@ -186,6 +201,24 @@ class _Watcher:
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start
+
+
+def probe(samples: Sequence[Trajectory], device: torch.device) -> MicroBatch | None:
+    """A few of these samples, packed, at least one; None where there are none."""
+    chosen, room = list[Trajectory](), PROBE_TOKENS
+    for i in np.random.default_rng(0).permutation(len(samples))[: -(-len(samples) // PROBE_PART)]:
+        room -= len(samples[i].token_ids)
+        if room < 0 and chosen:
+            break
+        chosen.append(samples[i])
+    total = sum(len(t.token_ids) for t in chosen)
+    return make_micro_batches(chosen, token_budget=total, device=device)[0] if chosen else None
+
+
+def _by_sample(micro: MicroBatch, ids_NLK: Tensor, wanted: Sequence[Trajectory]) -> dict[str, Tensor]:
+    """Of those wanted that it holds, ids of a sample's tokens but the last, [P, L, K], a shared prompt in each."""
+    names, places = {t.id for t in wanted}, zip(micro.trajectories, micro.places, strict=True)
+    return {t.id: ids_NLK[on_device(place_P, ids_NLK.device)] for t, place_P in places if t.id in names}
 
 
 def require_routing(policy: Policy, config: Config) -> None:

@@ -122,7 +122,7 @@ def update(
     """
     out = Updated(threshold=MISMATCH_FRACTION * min(chosen_clip(config)))
     old: list[list[Tensor]] = []
-    scorer = Passes(policy, config)
+    scorer = Passes(policy, config, [t for m in minibatches[0].micro_batches for t in m.trajectories])
     for i, part in enumerate(minibatches):
         todo = list(zip(part.micro_batches, old[i - 1] if i else [None] * len(part.micro_batches), strict=True))
         if i and _looks_ahead(policy.world, out.ratios[-1], config):
@@ -146,9 +146,9 @@ def update(
             out.grad_norms.append(_settled(policy, optimizer, minibatches[i - 1], skips))
         out.learning_rate = optimizer.learning_rate
         optimizer.step()
+        scorer.after()
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
     out.grad_norms.append(_settled(policy, optimizer, minibatches[-1], skips))
-    scorer.after()
     out.routing = scorer.metrics()
     return out
 
