@@ -69,7 +69,7 @@ APART = (3e-4, 8)
 """Learning rate and minibatches at which the two were apart."""
 MOE = (
     "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
-    "moe/replay_s", "moe/flips_after", "moe/tokens_flipped_after",
+    "moe/replay_s", "moe/flips_after_by_minibatch", "moe/tokens_flipped_after",
 )  # fmt: skip
 
 
@@ -184,11 +184,10 @@ COLUMNS = {
     "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
 }
 AFTER = {
-    **{f"after update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_by_minibatch", n) for n in (1, 2, 3)},
-    "after the last, free": lambda rows: mean(rows, "moe/flips_after"),
-    "tokens with any then": lambda rows: mean(rows, "moe/tokens_flipped_after"),
+    **{f"update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_after_by_minibatch", n - 1) for n in (1, 2, 3, 4)},
+    "tokens with any after the last": lambda rows: mean(rows, "moe/tokens_flipped_after"),
 }
-"""Choices flipped after each update of a step, where runs tell it; of the last, routers choosing for themselves."""
+"""Choices flipped after each update of a step, by what routers choose of themselves, where runs tell it."""
 
 
 LAYERS = {"first six": slice(6), "last six": slice(-6, None)}
@@ -373,7 +372,7 @@ def _print_chosen_ranges(rows: Rows) -> None:
     moved = [arm for arm in ARMS if runs[arm, SEEDS[0]][0]["scale"] != 1 and (arm, SEEDS[0]) in authors]
     print("range chosen too", {arm: runs[arm, SEEDS[0]][0]["scale"] for arm in ARMS})
     print(table(ARMS, COLUMNS, lambda arm, value: shown(values(arm, value))) + table(DIFFERENCES, COLUMNS, difference))
-    if all(any("moe/flips_after" in row for row in run) for run in runs.values()):
+    if all(any("moe/tokens_flipped_after" in row for row in run) for run in runs.values()):
         print("flips\n" + table(ARMS, AFTER, lambda arm, value: shown(values(arm, value), 4)))
     print("authors' range\n" + table(moved, COLUMNS, lambda arm, value: shown(values(arm, value, authors))))
     print("chosen less authors'\n" + table(moved, COLUMNS, gained))

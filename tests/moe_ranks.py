@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,12 +18,13 @@ from conftest import sampled, tiny_config
 from moe_support import FAMILIES, experts_inputs, family_policy, with_experts
 from ranks import run
 
-from gspo.distributed import open_world
+from gspo.distributed import World, open_world
 from gspo.training.optimizer import Optimizer
 from gspo.training.packing import MicroBatch
 from gspo.training.policy import shard
+from gspo.training.routing import Passes
 from gspo.training.update import Skips, pack_minibatches, update
-from gspo.types import Trajectory
+from gspo.types import Metrics, Trajectory
 
 PROMPTS = [9] * 9
 REPLAY: dict[str, dict[str, Any]] = {
@@ -38,6 +42,18 @@ def of_engine(calls: list[tuple[int, torch.Tensor]], micro_batches: list[MicroBa
         return m.num_tokens == len(ids_NK) and all(is_of(t, place_P, layer, ids_NK) for t, place_P in places)
 
     return [any(fits(m, *call) for m in micro_batches) for call in calls]
+
+
+def without(calls: list[Any]) -> Callable[[Passes], None]:
+    """Passes.after, whose calls of experts are not kept: they are no part of the update."""
+    after = Passes.after
+
+    def quiet(passes: Passes) -> None:
+        num = len(calls)
+        after(passes)
+        del calls[num:]
+
+    return quiet
 
 
 def is_of(t: Trajectory, place_P: np.ndarray, layer: int, ids_NK: torch.Tensor) -> bool:
@@ -59,16 +75,29 @@ def laws(folder: Path, family: str) -> None:
             config = tiny_config(folder, **common | wide | changes)
             parts = pack_minibatches(samples, config, seed=0, device=policy.device, world=world)
             calls = experts_inputs(policy)
-            out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
+            with patch.object(Passes, "after", without(calls)):
+                out = update(policy, Optimizer(policy.trainable, config.training, 2), parts, config, Skips())
             told = {k: v for k, v in out.routing.items() if k != "moe/replay_s"}
-            layers = len(policy.routing.layers)
-            during = calls[:-layers]  # less the pass after the last step, in which routers choose for themselves
-            kept = of_engine(during, [m for p in parts for m in p.micro_batches])
+            kept = of_engine(calls, [m for p in parts for m in p.micro_batches])
             counts = {"calls": len(kept), "kept": sum(kept), "idle": sum(p.idle for p in parts)}
             given = {key: world.gather(number) for key, number in counts.items()}
-            said[name] = told | {"norms": out.grad_norms, "given": given, "layers": layers}
+            said[name] = told | {"norms": out.grad_norms, "given": given, "layers": len(policy.routing.layers)}
+        said["single"] = of_a_single_sample(family, folder, world)
     if world.is_main:
         (folder / f"said-{family}-{world.size}.json").write_text(json.dumps(said))
+
+
+def of_a_single_sample(family: str, folder: Path, world: World) -> Metrics:
+    """`moe/` of an update in which the second of two ranks has nothing at all."""
+    policy = family_policy(family, folder)
+    samples = with_experts(policy, sampled(policy, PROMPTS[:1]))
+    samples = [replace(t, advantage=1.0) for t in samples[:1]]
+    shard(policy, world)
+    one = {"training__minibatches": 1, "training__groups": "keep", "training__learning_rate": 3e-2}
+    config = tiny_config(folder, **one, **REPLAY["engine"], rollout__routed_experts=True)
+    parts = pack_minibatches(samples, config, seed=0, device=policy.device, world=world)
+    assert sum(len(part.micro_batches) for part in parts) == (world.rank == 0)
+    return update(policy, Optimizer(policy.trainable, config.training, 1), parts, config, Skips()).routing
 
 
 def main(folder: Path) -> None:

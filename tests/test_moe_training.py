@@ -340,6 +340,9 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
         assert set(ended["statuses"]) == {0}, ended["said"]
     one, two = (json.loads((by_ranks / f"said-{name}-{size}.json").read_text()) for size in (1, 2))
     assert sum(two["none"]["given"]["idle"]) > sum(one["none"]["given"]["idle"]) == 0
+    single = [said.pop("single") for said in (one, two)]  # with two ranks one has no sample and takes part all the same
+    for key in AFTER:
+        assert single[0][key] and single[0][key] == pytest.approx(single[1][key]), key
     for name, told in one.items():
         layers = told["layers"]
         for size, given in enumerate((told.pop("given"), two[name]["given"]), 1):

@@ -141,8 +141,8 @@ def test_a_share_of_zero_has_a_lane_of_its_own(tmp_path):
 def test_flips_are_drawn_of_experts_and_not_missed_in_a_dense_model(tmp_path):
     few = ("ratio/", "mismatch/", "time/", "system/", "update/", "clip/", "rollout/", "policy/", "evaluation/")
     experts, dense = (render(write_run(tmp_path / str(n), 12, layers=n, drop=few)) for n in (3, 0))
-    assert 'id="flips"' in experts and re.search(r"up to [\d.]+%", experts)
-    assert 'id="flips"' not in dense and "moe/" not in dense and "moe/" not in experts
+    assert 'id="flips"' in experts and 'id="load"' in experts and re.search(r"up to [\d.]+%", experts)
+    assert 'id="flips"' not in dense and 'id="load"' not in dense and "moe/" not in dense and "moe/" not in experts
 
 
 def test_a_run_without_recorded_tokens_has_no_strip_and_says_what_is_missing(tmp_path):

@@ -306,7 +306,7 @@ FLIPS = FigureSpec(
     "flips",
     "Expert flips by layer over time",
     "The share of a token's choices of experts that differ. By layer, the first at the top, and by step; the stronger the "
-    "colour, the more. After the update routers choose for themselves, whatever was replayed in it.",
+    "colour, the more. Before and after the update: what routers choose of themselves, whatever was replayed.",
     (
         Panel("Old against new policy, in the last minibatch", ("moe/flips_by_layer",), by_layer(percent=True)),
         Panel("Before against after the whole update", ("moe/flips_after_by_layer",), by_layer(percent=True)),
