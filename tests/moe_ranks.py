@@ -44,13 +44,13 @@ def of_engine(calls: list[tuple[int, torch.Tensor]], micro_batches: list[MicroBa
     return [any(fits(m, *call) for m in micro_batches) for call in calls]
 
 
-def without(calls: list[Any]) -> Callable[[Passes], None]:
+def without(calls: list[Any]) -> Callable[..., None]:
     """Passes.after, whose calls of experts are not kept: they are no part of the update."""
     after = Passes.after
 
-    def quiet(passes: Passes) -> None:
+    def quiet(passes: Passes, *, looking: bool) -> None:
         num = len(calls)
-        after(passes)
+        after(passes, looking=looking)
         del calls[num:]
 
     return quiet

@@ -75,8 +75,8 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     out, parts = updated(tmp_path, policy, samples, **settings)
     assert [len(part.micro_batches) for part in parts] == [1] * 4
     passes = [[ids_NK for _, ids_NK in seen[i : i + 3]] for i in range(0, len(seen), 3)]
-    assert len(passes) == 4 + 3 + 4  # the last four look at what each update changed
-    first, old, new = passes[0], passes[1:4], passes[5:10:2]
+    assert len(passes) == 4 + 3 + 1  # the last looks at what all updates changed
+    first, old, new = passes[0], passes[1:4], passes[4:7]
     assert len(first) == len(new) == 3
     kept = [
         (a[:, :, None] == b[:, None, :]).any(-1).float().mean()
@@ -125,8 +125,10 @@ def test_what_each_update_changed_is_counted_by_one_more_pass(tmp_path, monkeypa
     for state in states:
         policy.model.load_state_dict(state)
         found.append(flips(old, own(policy)).double())
-    last = found[-1]
-    assert out.routing["moe/flips_after_by_minibatch"] == pytest.approx([float(x.mean()) / 2 for x in found])
+    last, shares = found[-1], [float(x.mean()) / 2 for x in found]
+    if settings.get("rollout__old_logprobs") != "engine":  # else nothing else tells of the minibatches between
+        shares[:-1] = [None] * (minibatches - 1)
+    assert out.routing["moe/flips_after_by_minibatch"] == [x and pytest.approx(x) for x in shares]
     assert out.routing["moe/flips_after_by_layer"] == pytest.approx((last.mean(0) / 2).tolist()) and last.mean() > 0.02
     assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float((last > 0).any(-1).double().mean()))
 
@@ -137,7 +139,8 @@ def test_updates_that_move_nothing_flip_nothing_whatever_the_engine_chose(tmp_pa
     for settings in REPLAY.values():
         still = settings | {"training__learning_rate": 1e-30, "rollout__routed_experts": True}
         out, _ = updated(tmp_path, moe_policy(), samples, **still)
-        assert out.routing["moe/flips_after_by_minibatch"] == [0.0] * 4 and out.routing["moe/tokens_flipped_after"] == 0.0
+        assert out.routing["moe/flips_after_by_minibatch"] == [None] * 3 + [0.0]
+        assert out.routing["moe/tokens_flipped_after"] == 0.0
         assert out.routing["moe/engine_flips"] > 0.1  # replayed or not
 
 
@@ -145,7 +148,7 @@ def test_an_update_without_a_signal_has_nothing_to_look_at_after_it(tmp_path):
     policy = moe_policy()
     samples = [replace(t, advantage=0.0) for t in sampled(policy, PROMPTS)]
     out, _ = updated(tmp_path, policy, samples, **REPLAY["trainer"])
-    assert out.routing["moe/flips_after_by_minibatch"] is None and out.routing["moe/tokens_flipped_after"] is None
+    assert out.routing["moe/flips_after_by_minibatch"] == [None] * 4 and out.routing["moe/tokens_flipped_after"] is None
 
 
 def test_few_samples_are_looked_at_and_of_long_ones_a_single_one(monkeypatch):
@@ -223,7 +226,7 @@ def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp
         return out
 
     monkeypatch.setattr(type(policy), "score", noted)
-    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes: None)  # in which nothing is replayed
+    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes, looking: None)  # in which nothing is replayed
     out, parts = updated(tmp_path, policy, samples, **REPLAY["trainer"], **narrow, training__groups="keep")
     assert out.looked_ahead == 3 and any(len(m.token_ids_N) < sum(len(p) for p in m.places) for m in parts[1].micro_batches)
     by_sample = {}

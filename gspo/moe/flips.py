@@ -83,8 +83,8 @@ def routing_metrics(
 ) -> Metrics:
     """`moe/` of one rollout batch, but for the cost of replay. Null where there was nothing to count or compare.
 
-    after: of a pass after each minibatch's update, none where there was no sample to look at; auxiliary: whether the model
-    has a router loss; engine: whether the engine returned what it chose.
+    after: of a pass after each minibatch's update, empty where there was none; auxiliary: whether the model has a router
+    loss; engine: whether the engine returned what it chose.
     """
     last = minibatches[-1]
     load_LE = sum((counts.load_LE for counts in minibatches), torch.zeros_like(last.load_LE))
@@ -93,9 +93,9 @@ def routing_metrics(
         "moe/flips_by_minibatch": [_share(c.flips_L.mean(), float(c.totals[1]) * top_k) for c in minibatches],
         "moe/flips_by_layer": _shares(last.flips_L, float(last.totals[1]) * top_k),
         "moe/tokens_flipped": _share(last.totals[2], float(last.totals[1])),
-        "moe/flips_after_by_minibatch": [_share(c.flips_L.mean(), float(c.totals[1]) * top_k) for c in after] or None,
-        "moe/flips_after_by_layer": _shares(after[-1].flips_L, float(after[-1].totals[1]) * top_k) if after else None,
-        "moe/tokens_flipped_after": _share(after[-1].totals[2], float(after[-1].totals[1])) if after else None,
+        "moe/flips_after_by_minibatch": [_share(c.flips_L.mean(), float(c.totals[1]) * top_k) for c in after],
+        "moe/flips_after_by_layer": _shares(after[-1].flips_L, float(after[-1].totals[1]) * top_k),
+        "moe/tokens_flipped_after": _share(after[-1].totals[2], float(after[-1].totals[1])),
         "moe/load_by_layer": (load_LE.amax(1) / load_LE.mean(1)).tolist() if passed else None,
         "moe/dead_experts_by_layer": (load_LE == 0).sum(1).tolist() if passed else None,
     }

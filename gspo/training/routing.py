@@ -62,14 +62,18 @@ class Passes:
         if self._watcher is not None:
             self._watcher.end()
 
-    def after(self) -> None:
-        """What the updates until now have changed: one more pass, of a few samples of the first minibatch. A collective, of
-        ranks with such samples and of those without."""
-        if self._watcher is not None and self._watcher.is_looked_at():
+    def after(self, *, looking: bool) -> None:
+        """After the update of a minibatch: what all until now have changed, by one more pass, of a few samples of the first
+        one. A collective, of ranks with such samples and of those without. looking: False where it is told otherwise."""
+        if self._watcher is None:
+            return
+        self._watcher.counts_after.append(self._watcher.nothing())
+        if looking and self.policy.world.most([int(self._watcher.probe is not None)]) == [1]:
             with torch.no_grad():
                 if self._watcher.probe is None:
                     self.idle(1)
-                self._watcher.after()
+                else:
+                    self._watcher.after(self._watcher.probe)
 
     def metrics(self) -> Metrics:
         """`moe/`, of all ranks together; empty for a model without routers. A collective."""
@@ -86,10 +90,9 @@ class _Watcher:
         self.old_records: dict[str, Record] = {}
         self.engine_records: dict[str, Record] = {}
         self.minibatches: list[RoutingCounts] = []
-        self.counts, self.counts_after = self._nothing(), list[RoutingCounts]()
+        self.counts, self.counts_after = self.nothing(), list[RoutingCounts]()
         self.probe = probe(first, policy.device)
         self.before: dict[str, Tensor] = {}
-        self._looked_at: bool | None = None
         self.seconds, self.bytes = 0.0, 0
 
     def score(self, micro: MicroBatch, *, at_old: bool, seen: bool) -> tuple[Tensor, Tensor]:
@@ -112,16 +115,7 @@ class _Watcher:
                 self.counts.add_old(before_NLK, chosen_NLK)
         return out
 
-    def is_looked_at(self) -> bool:
-        """Whether any rank has a probe; asked once."""
-        if self._looked_at is None:
-            self._looked_at = self.policy.world.most([int(self.probe is not None)]) == [1]
-        return self._looked_at
-
-    def after(self) -> None:
-        self.counts_after.append(self._nothing())
-        if (micro := self.probe) is None:
-            return
+    def after(self, micro: MicroBatch) -> None:
         # As in the passes before: what the engine chose upstream, where that is replayed, is no change of the policy.
         self.routing.replay(self._ids(micro, self._of_engine(micro)) if self.replay == "engine" else None)
         self.policy.score(micro)
@@ -140,7 +134,7 @@ class _Watcher:
         first, mine = self.minibatches[-1], self.counts  # of these passes the engine's flips alone count
         first.engine_flips_L += mine.engine_flips_L
         first.totals[3] += mine.totals[3]
-        self.counts = self._nothing()
+        self.counts = self.nothing()
         self.routing.replay(None)
         if self.policy.device.type == "cuda":
             torch.cuda.synchronize()  # what follows waits for the passes anyway, and is timed
@@ -155,7 +149,7 @@ class _Watcher:
     def end(self) -> None:
         self.routing.replay(None)
         self.minibatches.append(self.counts)
-        self.counts = self._nothing()
+        self.counts = self.nothing()
 
     def metrics(self) -> Metrics:
         world = self.policy.world
@@ -168,7 +162,7 @@ class _Watcher:
             "moe/replay_s": seconds / world.size,
         }
 
-    def _nothing(self) -> RoutingCounts:
+    def nothing(self) -> RoutingCounts:
         return RoutingCounts.zeros(len(self.routing.layers), self.routing.num_experts, self.policy.device)
 
     def _ids(self, micro: MicroBatch, records: dict[str, Record]) -> Tensor | None:
