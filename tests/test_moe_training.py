@@ -226,7 +226,7 @@ def test_shared_prompts_and_another_packing_get_the_choices_of_their_samples(tmp
         return out
 
     monkeypatch.setattr(type(policy), "score", noted)
-    monkeypatch.setattr("gspo.training.routing.Passes.after", lambda passes, looking: None)  # in which nothing is replayed
+    monkeypatch.setattr("gspo.training.routing._Watcher.after", lambda watcher, micro: None)  # in which nothing is replayed
     out, parts = updated(tmp_path, policy, samples, **REPLAY["trainer"], **narrow, training__groups="keep")
     assert out.looked_ahead == 3 and any(len(m.token_ids_N) < sum(len(p) for p in m.places) for m in parts[1].micro_batches)
     by_sample = {}
