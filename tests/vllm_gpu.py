@@ -140,8 +140,11 @@ def replayed() -> None:
         train(load("experiments/sorting.toml", words))
         rows = read_metrics(next(Path(folder).iterdir()))
     for row in rows[1:]:
-        flips = row["moe/engine_flips"]  # None where no group had a signal, and nothing was trained
-        told(f"step {row['step']}, the engine's choices replayed: flips", float("nan") if flips is None else flips, 0)
+        flips, own = row["moe/flips_by_minibatch"], row["moe/engine_flips"]
+        if own is None:  # no group had a signal, and nothing was trained
+            continue
+        told(f"step {row['step']}, the engine's choices replayed: flips", max(f for f in flips if f is not None), 0)
+        told("of the engine's choices, those that routers do not make of themselves", own, FLIPS)
         print(f"  loss {row['objective/loss']:.6f}, {row['moe/replay_bytes']:,} bytes, {row['moe/replay_s'] * 1e3:.2f} ms")
 
 
