@@ -110,8 +110,8 @@ def range_at_target(trials: Rows) -> float | None:
 def ranges(rows: Rows) -> dict[int, dict[float, list[float]]]:
     """By digits and learning rate, the upper range at the target of each seed, less what no trial reached."""
     out: dict[int, dict[float, list[float]]] = {digits: {rate: [] for rate in RATES} for digits in LENGTHS}
-    trials = by_run([row for row in rows if row["what"] == "range"], "digits", "rate", "seed")
-    for (digits, rate, _), some in trials.items():
+    trials = by_run([row for row in rows if row["what"] == "range"], "digits", "rate", "machine", "seed")
+    for (digits, rate, *_), some in trials.items():
         if (found := range_at_target(some)) is not None:
             out[digits][rate].append(found)
     return out
@@ -122,15 +122,15 @@ def geometric(values: list[float]) -> str:
     if len(values) < 2:
         return ", ".join(f"{v:.4f}" for v in values) or "none"
     middle, low, high = (math.exp(x) for x in seed_interval([math.log(v) for v in values]))
-    return f"{middle:.4f} [{low:.4f}, {high:.4f}], {len(values)} seeds"
+    return f"{middle:.4f} [{low:.4f}, {high:.4f}], {len(values)} runs"
 
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
     from matplotlib.figure import Figure
 
-    rows = read("clip_range")
-    runs = by_run([row for row in rows if row["what"] == "run"], "digits", "arm", "seed")
+    rows = [{"machine": 1, **row} for row in read("clip_range")]
+    runs = by_run([row for row in rows if row["what"] == "run"], "digits", "arm", "machine", "seed")
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(TRAINED))
     found = ranges(rows)
@@ -149,21 +149,29 @@ def draw() -> None:
     for axis, digits in zip(others, sorted(TRAINED), strict=True):
         for arm, colour in zip(ARMS, ("tab:blue", "tab:orange"), strict=True):
             mine = [
-                smooth(run, "reward/mean") for (length, name, _), run in runs.items() if (length, name) == (digits, arm)
+                smooth(run, "reward/mean") for (length, name, *_), run in runs.items() if (length, name) == (digits, arm)
             ]
-            band(axis, mine, label=f"{arm}, {len(mine)} seeds", colour=colour)
+            band(axis, mine, label=f"{arm}, {len(mine)} runs", colour=colour)
         axis.set(xlabel="step", ylabel="training reward", title=f"{digits + 1} tokens", ylim=(0, 1))
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
-    print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate: geometric(found[int(n)][rate])))
+    for (machine,), some in (*by_run(rows, "machine").items(), (("both",), rows)):
+        at = ranges(some)
+        print(f"machine {machine}")
+        print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate, at=at: geometric(at[int(n)][rate])))
     for row in rows:
         if row["what"] in ("range", "search"):
             print({key: value for key, value in row.items() if key not in ("what", "objective")})
     for digits in sorted(TRAINED):
-        print_table(digits, {(arm, seed): run for (length, arm, seed), run in runs.items() if length == digits})
+        mine = {(arm, tuple(run_id)): run for (length, arm, *run_id), run in runs.items() if length == digits}
+        for machine in sorted({run_id[0] for _, run_id in mine}):
+            print(f"machine {machine}")
+            print_table(digits, {key: run for key, run in mine.items() if key[1][0] == machine})
+        print("both machines")
+        print_table(digits, mine)
 
 
-def print_table(digits: int, runs: dict[tuple[str, int], Rows]) -> None:
+def print_table(digits: int, runs: dict[tuple[str, tuple], Rows]) -> None:
     """Both arms at one length, and the difference seed by seed."""
     first, second = ARMS
     seeds = [seed for arm, seed in runs if arm == first]
