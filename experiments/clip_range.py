@@ -110,8 +110,8 @@ def range_at_target(trials: Rows) -> float | None:
 def ranges(rows: Rows) -> dict[int, dict[float, list[float]]]:
     """By digits and learning rate, the upper range at the target of each seed, less what no trial reached."""
     out: dict[int, dict[float, list[float]]] = {digits: {rate: [] for rate in RATES} for digits in LENGTHS}
-    trials = by_run([row for row in rows if row["what"] == "range"], "digits", "rate", "machine", "seed")
-    for (digits, rate, *_), some in trials.items():
+    trials = by_run([row for row in rows if row["what"] == "range"], "digits", "rate", "seed")
+    for (digits, rate, _), some in trials.items():
         if (found := range_at_target(some)) is not None:
             out[digits][rate].append(found)
     return out
@@ -122,7 +122,7 @@ def geometric(values: list[float]) -> str:
     if len(values) < 2:
         return ", ".join(f"{v:.4f}" for v in values) or "none"
     middle, low, high = (math.exp(x) for x in seed_interval([math.log(v) for v in values]))
-    return f"{middle:.4f} [{low:.4f}, {high:.4f}], {len(values)} runs"
+    return f"{middle:.4f} [{low:.4f}, {high:.4f}], {len(values)} seeds"
 
 
 def draw() -> None:
@@ -155,20 +155,19 @@ def draw() -> None:
         axis.set(xlabel="step", ylabel="training reward", title=f"{digits + 1} tokens", ylim=(0, 1))
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(EVIDENCE / "clip_range.png", dpi=110)
-    for (machine,), some in (*by_run(rows, "machine").items(), (("both",), rows)):
-        at = ranges(some)
-        print(f"machine {machine}")
-        print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate, at=at: geometric(at[int(n)][rate])))
+    print(table(map(str, LENGTHS), {f"{r:g}": r for r in RATES}, lambda n, rate: geometric(found[int(n)][rate])))
     for row in rows:
         if row["what"] in ("range", "search"):
             print({key: value for key, value in row.items() if key not in ("what", "objective")})
     for digits in sorted(TRAINED):
         mine = {(arm, tuple(run_id)): run for (length, arm, *run_id), run in runs.items() if length == digits}
-        for machine in sorted({run_id[0] for _, run_id in mine}):
+        sets = sorted({machine for _, (machine, _) in mine})
+        for machine in sets:
             print(f"machine {machine}")
             print_table(digits, {key: run for key, run in mine.items() if key[1][0] == machine})
-        print("both machines")
-        print_table(digits, mine)
+        if len(sets) > 1:
+            print("all of them")
+            print_table(digits, mine)
 
 
 def print_table(digits: int, runs: dict[tuple[str, tuple], Rows]) -> None:
