@@ -184,11 +184,10 @@ COLUMNS = {
     "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
 }
 AFTER = {
-    **{f"update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_by_minibatch", n) for n in (1, 2, 3)},
-    "the last, of themselves": lambda rows: mean_of(rows, "moe/flips_after_by_minibatch", -1),
-    "tokens with any then": lambda rows: mean(rows, "moe/tokens_flipped_after"),
+    **{f"update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_after_by_minibatch", n - 1) for n in (1, 2, 3, 4)},
+    "tokens with any after the last": lambda rows: mean(rows, "moe/tokens_flipped_after"),
 }
-"""Choices flipped after each update of a step, where runs tell it; after the last by what routers choose of themselves."""
+"""Choices flipped after each update of a step, by what routers choose of themselves, where runs tell it."""
 
 
 LAYERS = {"first six": slice(6), "last six": slice(-6, None)}

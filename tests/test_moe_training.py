@@ -75,8 +75,9 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     out, parts = updated(tmp_path, policy, samples, **settings)
     assert [len(part.micro_batches) for part in parts] == [1] * 4
     passes = [[ids_NK for _, ids_NK in seen[i : i + 3]] for i in range(0, len(seen), 3)]
-    assert len(passes) == 4 + 3 + 1  # the last looks at what all updates changed
-    first, old, new = passes[0], passes[1:4], passes[4:7]
+    looks = 4 if replay == "engine" else 1  # at what updates changed: after each, or after the last alone
+    assert len(passes) == 4 + 3 + looks
+    first, old, new = passes[0], passes[1:4], passes[5:10:2] if replay == "engine" else passes[4:7]
     assert len(first) == len(new) == 3
     kept = [
         (a[:, :, None] == b[:, None, :]).any(-1).float().mean()
@@ -86,6 +87,20 @@ def test_what_experts_were_given_counted_without_our_records_bears_the_flips_out
     found = [1 - float(torch.stack(kept[i : i + 3]).mean()) for i in range(0, 9, 3)]
     assert out.routing["moe/flips_by_minibatch"] == pytest.approx([0.0, *found], abs=1e-6)
     assert all(found) if replay == "none" else found == [0.0] * 3
+
+
+def moved(state, settings, before, policy, part):
+    """Which share of the old policy's choices in a minibatch routers with these weights do not make of themselves."""
+    policy.model.load_state_dict(state)
+    found = []
+    for micro in part.micro_batches:
+        with torch.no_grad():
+            before.score(micro)
+            policy.routing.replay(before.routing.chosen() if settings.get("training__replay") == "trainer" else None)
+            policy.score(micro)
+        found.append(flips(before.routing.chosen(), policy.routing.own()))
+    policy.routing.replay(None)
+    return float(torch.cat(found).double().mean()) / 2
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
@@ -126,9 +141,9 @@ def test_what_each_update_changed_is_counted_by_one_more_pass(tmp_path, monkeypa
         policy.model.load_state_dict(state)
         found.append(flips(old, own(policy)).double())
     last, shares = found[-1], [float(x.mean()) / 2 for x in found]
-    if settings.get("rollout__old_logprobs") != "engine":  # else nothing else tells of the minibatches between
-        shares[:-1] = [None] * (minibatches - 1)
-    assert out.routing["moe/flips_after_by_minibatch"] == [x and pytest.approx(x) for x in shares]
+    if settings.get("rollout__old_logprobs") == "trainer":  # the next minibatch tells, by what routers chose of themselves
+        shares[:-1] = [moved(one, settings, before, policy, part) for one, part in zip(states, parts[1:], strict=False)]
+    assert out.routing["moe/flips_after_by_minibatch"] == pytest.approx(shares)
     assert out.routing["moe/flips_after_by_layer"] == pytest.approx((last.mean(0) / 2).tolist()) and last.mean() > 0.02
     assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float((last > 0).any(-1).double().mean()))
 
@@ -139,7 +154,7 @@ def test_updates_that_move_nothing_flip_nothing_whatever_the_engine_chose(tmp_pa
     for settings in REPLAY.values():
         still = settings | {"training__learning_rate": 1e-30, "rollout__routed_experts": True}
         out, _ = updated(tmp_path, moe_policy(), samples, **still)
-        assert out.routing["moe/flips_after_by_minibatch"] == [None] * 3 + [0.0]
+        assert out.routing["moe/flips_after_by_minibatch"] == [0.0] * 4
         assert out.routing["moe/tokens_flipped_after"] == 0.0
         assert out.routing["moe/engine_flips"] > 0.1  # replayed or not
 

@@ -107,8 +107,8 @@ METRICS: dict[str, str] = {
     "moe/flips_by_layer": "The same in the last minibatch, by layer with experts.",
     "moe/tokens_flipped": "Share of tokens with any flip in any layer, in the last minibatch.",
     "moe/flips_after_by_minibatch": "Share of the choices that routers made of themselves before the first update and no "
-    "longer make after that of each minibatch in turn, on a few samples of the first, prompts too, with replay as well as "
-    "without. Always of the last; of earlier ones null where moe/flips_by_minibatch tells it of the next minibatch.",
+    "longer make after that of each minibatch in turn, prompts too, with replay as well as without: in the next minibatch "
+    "where the trainer has scored it before, else, and after the last, in a few samples of the first; null if it had none.",
     "moe/flips_after_by_layer": "The same after the last minibatch, by layer with experts.",
     "moe/tokens_flipped_after": "Share of tokens with any flip in any layer then.",
     "moe/engine_flips": "Share of the engine's choices of experts that the trainer's routers do not make of themselves at "

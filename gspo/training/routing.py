@@ -113,6 +113,8 @@ class _Watcher:
                 self.before |= _by_sample(micro, own_NLK, self.probe.trajectories)
             if (before_NLK := chosen_NLK if at_old else old_NLK if old_NLK is not None else engine_NLK) is not None:
                 self.counts.add_old(before_NLK, chosen_NLK)
+            if old_NLK is not None and self.replay != "engine":  # else the engine's: no choice that the policy has left
+                self.counts_after[-1].add_old(old_NLK, own_NLK)
         return out
 
     def after(self, micro: MicroBatch) -> None:

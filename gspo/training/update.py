@@ -146,7 +146,7 @@ def update(
             out.grad_norms.append(_settled(policy, optimizer, minibatches[i - 1], skips))
         out.learning_rate = optimizer.learning_rate
         optimizer.step()
-        told = out.recomputed or config.rollout.routed_experts  # by the passes of the next minibatch
+        told = out.recomputed and config.training.replay != "engine"  # by the passes of the next minibatch
         scorer.after(looking=not told or part is minibatches[-1])
     out.losses, out.ratios = policy.world.sums(out.losses), _over_ranks(policy, out.ratios)
     out.grad_norms.append(_settled(policy, optimizer, minibatches[-1], skips))
