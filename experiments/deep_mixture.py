@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import SEARCH_SEED, SEEDS, Plan, Rows, main, score, side_by_side, sorting, write
-from routing_replay import ARMS, of_range, picture, pushed, ranges, trial
+from common import SEARCH_SEED, SEEDS, Plan, Rows, main, read, score, side_by_side, sorting, write
+from routing_replay import ARMS, of_range, picture, print_tables, pushed, ranges, trial
 
 DIGITS = 16
 DECODER = {
@@ -93,7 +93,9 @@ def compared(
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("deep_mixture", RATES, (MINIBATCHES, *MORE_MINIBATCHES), DRAWN)
+    rows = read("deep_mixture")
+    print_tables(rows)
+    picture("deep_mixture", rows, DRAWN)
 
 
 if __name__ == "__main__":

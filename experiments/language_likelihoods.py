@@ -46,7 +46,9 @@ def run(output: Path, model: str) -> None:
     def trials(jobs: Sequence[tuple]) -> list[list[dict[str, Any]]]:
         return side_by_side(beside, [(plan, *job) for job in jobs], at_once=AT_ONCE)
 
-    write("language_likelihoods", rows + own(trials, OWN_RATES, SEARCH_STEPS, STEPS))
+    for precision in PRECISIONS:
+        rows += own(trials, precision, OWN_RATES, SEARCH_STEPS, STEPS)
+    write("language_likelihoods", rows)
 
 
 def beside(*job: Any) -> list[dict[str, Any]]:

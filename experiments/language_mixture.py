@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common import SEARCH_SEED, SEEDS, Plan, main, write
-from deep_mixture import MINIBATCHES, compared, own_ranges
-from routing_replay import picture
+from common import SEARCH_SEED, SEEDS, Plan, main, read, write
+from deep_mixture import compared, own_ranges
+from routing_replay import picture, print_tables
 from upcycle import upcycle
 
 RECIPE = "recipes/smollm2.toml"
@@ -43,7 +43,9 @@ def run(output: Path, model: str) -> None:
 
 def draw() -> None:
     """The figure, and on standard output the tables."""
-    picture("language_mixture", RATES, (MINIBATCHES,))
+    rows = read("language_mixture")
+    print_tables(rows)
+    picture("language_mixture", rows)
 
 
 if __name__ == "__main__":

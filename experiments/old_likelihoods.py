@@ -45,8 +45,8 @@ PRECISIONS = ("bfloat16", "float16", "float32")
 long as the others: it has no instructions for it."""
 OLD = ("engine", "trainer")
 ARMS = {f"{objective}, {old}'s": (objective, old) for objective in METHODS for old in OLD}
-OWN = "bfloat16"
-"""The precision in which each arm's own rate and range are searched too: where whose they are matters."""
+OWN_STEPS = 100
+"""Of the search of each arm's own rate and range in every precision, and of the arms so set."""
 KEPT = (
     "step", "reward/mean", "evaluation/pass@1", "clip/sequence", "clip/token", "mismatch/size", "mismatch/decisions",
     "mismatch/decisions_differ",
@@ -66,22 +66,24 @@ def run(output: Path) -> None:
             for objective, old in ARMS.values():
                 rows += trial(plan, objective, old, precision, seed, chosen[objective])
             write("old_likelihoods", rows)
-    write("old_likelihoods", rows + own(lambda jobs: [trial(plan, *job) for job in jobs], RATES, STEPS, STEPS))
+    for precision in PRECISIONS:
+        rows += own(lambda jobs: [trial(plan, *job) for job in jobs], precision, RATES, OWN_STEPS, OWN_STEPS)
+    write("old_likelihoods", rows)
 
 
-def own(trials: Trials, rates: Sequence[float], search_steps: int, steps: int) -> list[dict[str, Any]]:
-    """Rows of a search of every arm's own rate, then of its range at that rate, both in OWN, then of the arms so set at all
-    seeds. trials: gives the rows of each tuple of what `trial` takes after the plan."""
+def own(trials: Trials, precision: str, rates: Sequence[float], search_steps: int, steps: int) -> list[dict[str, Any]]:
+    """Rows of a search of every arm's own rate, then of its range at that rate, in one precision, then of the arms so set
+    at all seeds. trials: gives the rows of each tuple of what `trial` takes after the plan."""
 
     def candidate(which: tuple[str, str], rate: float, scale: float) -> tuple:
-        return (*which, OWN, SEARCH_SEED, rate, search_steps, scale)
+        return (*which, precision, SEARCH_SEED, rate, search_steps, scale)
 
     by_rate, first = best(trials, {arm: [candidate(which, r, 1.0) for r in rates] for arm, which in ARMS.items()})
     rate = {arm: job[4] for arm, job in by_rate.items()}
     tried = {arm: [candidate(which, rate[arm], x) for x in FACTORS[which[0]][:4]] for arm, which in ARMS.items()}
     by_range, second = best(trials, tried)
     searched = [row | {"what": "own search"} for row in (*first, *(row for row in second if row["scale"] != 1))]
-    jobs = [(*which, OWN, seed, rate[arm], steps, by_range[arm][-1]) for arm, which in ARMS.items() for seed in SEEDS]
+    jobs = [(*which, precision, seed, rate[arm], steps, by_range[arm][-1]) for arm, which in ARMS.items() for seed in SEEDS]
     return searched + [row | {"what": "own run"} for some in trials(jobs) for row in some]
 
 
@@ -166,14 +168,14 @@ def picture(name: str, window: int) -> None:
 
 
 def print_own(rows: Rows) -> None:
-    """The search of each arm's own rate and range, and the arms so set."""
-    searched = by_run([row for row in rows if row["what"] == "own search"], "arm", "rate", "scale")
-    for (arm, rate, scale), some in searched.items():
-        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(some):.3f}")
-    runs = by_run([row for row in rows if row["what"] == "own run"], "arm", "seed")
-    if runs:
+    """The search of each arm's own rate and range, and the arms so set, by precision."""
+    searched = by_run([row for row in rows if row["what"] == "own search"], "precision", "arm", "rate", "scale")
+    for (precision, arm, rate, scale), some in searched.items():
+        print(f"{precision}: {arm} at {rate:g}, range x{scale:.4g}: {score(some):.3f}")
+    for (precision,), some in by_run([row for row in rows if row["what"] == "own run"], "precision").items():
+        runs = by_run(some, "arm", "seed")
         print({arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()})
-        print_precision("each arm's own rate and range", runs)
+        print_precision(f"{precision}, each arm's own rate and range", runs)
 
 
 def print_tables(rows: Rows, runs: dict[tuple, Rows], precisions: list[str]) -> None:

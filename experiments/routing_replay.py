@@ -9,6 +9,7 @@ Run from the repository's folder. Writes docs/evidence/routing_replay.jsonl and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import cpu_count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,7 @@ from common import (
     score,
     short,
     shown,
+    side_by_side,
     smooth,
     sorting,
     table,
@@ -56,17 +58,16 @@ ARMS = {
     for objective in ("gspo", "grpo")
     for replay in ("none", "trainer")
 }
-RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-"""Of the search: the highest are meant to break something."""
-SEARCH_STEPS, STEPS, PUSHED_STEPS = 40, 60, 40
-MINIBATCHES = {4: STEPS, 8: PUSHED_STEPS, 16: PUSHED_STEPS}
-"""Minibatches a rollout batch to steps: the paper's number, twice and four times it; eight samples each at 16."""
+RATES = {4: (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), 8: (3e-5, 1e-4, 3e-4), 16: (3e-5, 1e-4, 3e-4)}
+"""Of the search, by minibatches a rollout batch: the paper's number, twice and four times it, eight samples each at 16. The
+highest rates are meant to break something."""
+SEARCH_STEPS = 40
+STEPS = {4: 60, 8: 40, 16: 40}
+"""Of the runs that are compared."""
 BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
-RANGES = {"gspo": 64.0, "grpo": 1 / 64}
-"""Factors on the authors' clip ranges at which both are pushed again, at APART: gspo's then drops less, grpo's more."""
-APART = (3e-4, 8)
-"""Learning rate and minibatches at which the two were apart."""
+RANGED = BOUNDARY[1:3]
+"""Those of them where every arm's clip range is searched too: where arms were apart."""
 MOE = (
     "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
     "moe/replay_s", "moe/flips_after_by_minibatch", "moe/tokens_flipped_after",
@@ -74,33 +75,31 @@ MOE = (
 
 
 def run(output: Path) -> None:
-    """The search at its own seed; then every arm at its own rate; the same with more minibatches; pushed; own ranges."""
-    plan = sorting(DIGITS, output)
+    """By minibatches: the search of every arm's rate, and the arms at it; all pushed; then, there too, own clip ranges."""
+    plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
-    rows, chosen = [], {}
-    for arm in ARMS:
-        found = {rate: trial(plan, arm, SEARCH_SEED, rate, 4, SEARCH_STEPS) for rate in RATES}
-        rows += [row for trial_rows in found.values() for row in trial_rows]
-        chosen[arm] = max(RATES, key=lambda rate: score(found[rate]))
-    for minibatches, steps in MINIBATCHES.items():
-        for seed in SEEDS:
-            for arm in ARMS:
-                rows += trial(plan, arm, seed, chosen[arm], minibatches, steps)
-            write("routing_replay", rows)
-    for rate, minibatches in BOUNDARY:
-        for seed in SEEDS:
-            for arm in ARMS:
-                rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS))
-            write("routing_replay", rows)
-    for seed in SEEDS:
-        for arm, scale in RANGES.items():
-            rate, minibatches = APART
-            rows += pushed(trial(plan, arm, seed, rate, minibatches, SEARCH_STEPS, scale=scale), scale=scale)
+    starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds], cpu_count()), strict=True))
 
     def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
-        return [of_range(trial(plan, *job[:-1], scale=job[-1]), what, job[-1]) for job in jobs]
+        found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs], cpu_count())
+        return [of_range(some, what, job[-1]) if what else some for job, some in zip(jobs, found, strict=True)]
 
-    write("routing_replay", rows + ranges(trials, chosen, 4, SEARCH_STEPS, STEPS))
+    def everywhere(rates: Mapping[str, float], minibatches: int, steps: int) -> list[Rows]:
+        return trials("", [(arm, seed, rates[arm], minibatches, steps, 1.0) for seed in SEEDS for arm in ARMS])
+
+    rows: list[Mapping[str, Any]] = []
+    for number, steps in STEPS.items():
+        tried = {arm: [(arm, SEARCH_SEED, rate, number, SEARCH_STEPS, 1.0) for rate in RATES[number]] for arm in ARMS}
+        chosen, searched = best(lambda jobs: trials("", jobs), tried)
+        rates = {arm: job[2] for arm, job in chosen.items()}
+        rows += [*searched, *(row for some in everywhere(rates, number, steps) for row in some)]
+        rows += ranges(trials, rates, number, SEARCH_STEPS, steps)
+    for rate, number in BOUNDARY:
+        rates = dict.fromkeys(ARMS, rate)
+        rows += [row for some in everywhere(rates, number, SEARCH_STEPS) for row in pushed(some)]
+        if (rate, number) in RANGED:
+            rows += ranges(trials, rates, number, SEARCH_STEPS, SEARCH_STEPS, "pushed range")
+    write("routing_replay", rows)
 
 
 def ranges(
@@ -109,16 +108,17 @@ def ranges(
     minibatches: int,
     search_steps: int,
     steps: int,
+    what: str = "range",
 ) -> list[Mapping[str, Any]]:
-    """Rows of a search of every arm's clip range at its own rate, and of the arms with what it chose at all seeds. trials:
-    gives the rows, so labelled, of each (arm, seed, rate, minibatches, steps, scale)."""
+    """Rows of a search of every arm's clip range at its rate, and of the arms with what it chose at all seeds. trials:
+    gives the rows, labelled by its first argument, of each (arm, seed, rate, minibatches, steps, scale)."""
     tried = {
         arm: [(arm, SEARCH_SEED, rates[arm], minibatches, search_steps, scale) for scale in FACTORS[objective]]
         for arm, (objective, _) in ARMS.items()
     }
-    chosen, rows = best(lambda jobs: trials("range search", jobs), tried)
+    chosen, rows = best(lambda jobs: trials(f"{what} search", jobs), tried)
     jobs = [(arm, seed, rates[arm], minibatches, steps, job[-1]) for arm, job in chosen.items() for seed in SEEDS]
-    return rows + [row for some in trials("range chosen", jobs) for row in some]
+    return rows + [row for some in trials(f"{what} chosen", jobs) for row in some]
 
 
 def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
@@ -126,10 +126,9 @@ def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "moe/flips_by_layer"} | {"what": what, "scale": scale} for row in rows]
 
 
-def pushed(rows: Rows, **labels: Any) -> list[dict[str, Any]]:
+def pushed(rows: Rows) -> list[dict[str, Any]]:
     """Rows of a run that was pushed: without lists by layer or minibatch, which those at the arms' own rates have."""
-    what = {"what": "ranges" if labels else "pushed", **labels}
-    return [{k: v for k, v in row.items() if not isinstance(v, list)} | what for row in rows]
+    return [{k: v for k, v in row.items() if not isinstance(v, list)} | {"what": "pushed"} for row in rows]
 
 
 def trial(
@@ -190,13 +189,11 @@ AFTER = {
 """Choices flipped after each update of a step, by what routers choose of themselves, where runs tell it."""
 
 
-LAYERS = {"first six": slice(6), "last six": slice(-6, None)}
-"""Of which the flips are told with intervals."""
-
-
-def flipped(rows: Rows, part: slice) -> float:
-    """Mean over these layers of the share of choices that flipped."""
-    return fmean(by_layer(rows)[part])
+LAYERS = {
+    "first six": lambda rows: fmean(by_layer(rows)[:6]),
+    "last six": lambda rows: fmean(by_layer(rows)[-6:]),
+}
+"""Mean over layers of the share of choices that flipped."""
 
 
 def mean_of(rows: Rows, key: str, place: int) -> float:
@@ -206,24 +203,23 @@ def mean_of(rows: Rows, key: str, place: int) -> float:
 
 
 def draw() -> None:
-    """The figure, and on standard output the tables."""
-    picture("routing_replay", RATES, tuple(MINIBATCHES))
+    """The figure, of the last machine's runs; on standard output the tables of each machine's."""
+    rows = [{"machine": 1, **row} for row in read("routing_replay")]
+    for (machine,), some in by_run(rows, "machine").items():
+        print(f"machine {machine}")
+        print_tables(some)
+    picture("routing_replay", some, RANGED[:1])
 
 
-def picture(
-    name: str, rates: Sequence[float], minibatches: Sequence[int], places: Sequence[tuple[float, int]] = (APART,)
-) -> None:
-    """The same of the committed rows of that name: curves at the fewest and the most minibatches, or beside a single number
-    of them those of the search; flips at the fewest; what was pushed at one or two `places`, rates and minibatches."""
+def picture(name: str, rows: Rows, places: Sequence[tuple[float, int]] = ()) -> None:
+    """The same of such rows: curves at the fewest and the most minibatches, or beside a single number of them those of the
+    search; flips at the fewest; what was pushed at two `places`, rates and minibatches, or at one with either range."""
     from matplotlib.figure import Figure
 
-    rows = read(name)
     runs = by_run([row for row in rows if row["what"] == "run"], "minibatches", "arm", "seed")
-    minibatches = [n for n in minibatches if any(n == number for number, _, _ in runs)]
-    fewest, most = minibatches[0], minibatches[-1]
-    hard = [row for row in rows if row["what"] in ("pushed", "ranges")]
-    figure = Figure(figsize=(10, 9.9 if hard else 6.6), layout="constrained")
-    (paper, more), (layers, flips), *below = figure.subplots(3 if hard else 2, 2)
+    fewest, most = min(n for n, _, _ in runs), max(n for n, _, _ in runs)
+    figure = Figure(figsize=(10, 9.9 if places else 6.6), layout="constrained")
+    (paper, more), (layers, flips), *below = figure.subplots(3 if places else 2, 2)
     for arm, colour in COLOURS.items():
         for axis, number in ((paper, fewest), (more, most)):
             if mine := [run for (n, other, _), run in runs.items() if (n, other) == (number, arm)]:
@@ -237,53 +233,35 @@ def picture(
     more.set(xlabel="step", ylabel="training reward", title=f"{most} minibatches")
     if fewest == most:
         more.clear()
-        _draw_search(more, rows, rates)
+        _draw_search(more, rows)
     layers.set(xlabel="layer", ylabel="choices flipped", title=f"in the last of {fewest} minibatches, without replay")
     flips.set(xlabel="step", ylabel="tokens with any flip", title=f"share of tokens in the last of {fewest} minibatches")
     layers.set_ylim(bottom=0)
     paper.legend(frameon=False, fontsize=8)
-    for axis, place in zip(below[0] if hard else (), places, strict=False):
-        _draw_pushed(axis, hard, place)
-    if any(row["what"] == "ranges" for row in hard):
-        _draw_ranges(below[0][1], hard, places[0])
+    for axis, place in zip(below[0] if places else (), places, strict=False):
+        _draw_pushed(axis, rows, "pushed", place)
+    if len(places) == 1:
+        _draw_pushed(below[0][1], rows, "pushed range chosen", places[0])
     figure.savefig(EVIDENCE / f"{name}.png", dpi=110)
-    print_tables(rows, runs, rates, minibatches)
 
 
-def _pushed_curves(rows: Rows, place: tuple[float, int]) -> dict[tuple[str, float], list[list[tuple[float, float]]]]:
-    """Rewards of the runs at a rate and minibatches, a curve a seed, by arm and factor on its authors' range."""
-    there = [{"scale": 1.0, **row} for row in rows if (row["rate"], row["minibatches"]) == place]
-    runs: dict[tuple[str, float], list] = {}
-    for (arm, scale, _), run in by_run(there, "arm", "scale", "seed").items():
-        runs.setdefault((arm, scale), []).append(smooth(run, "reward/mean"))
-    return runs
-
-
-def _draw_pushed(axis: Any, rows: Rows, place: tuple[float, int]) -> None:
-    """All arms with their authors' ranges."""
-    for (arm, scale), curves in _pushed_curves(rows, place).items():
-        if scale == 1:
-            band(axis, curves, label=arm, colour=COLOURS[arm])
-    _finish(axis, f"pushed: {place[0]:g}, {place[1]} minibatches")
-
-
-def _draw_ranges(axis: Any, rows: Rows, place: tuple[float, int]) -> None:
-    """Those without replay, with other ranges too."""
-    for (arm, scale), curves in _pushed_curves(rows, place).items():
-        if "replay" not in arm:
-            shade = COLOURS[arm] if scale == 1 else COLOURS[f"{arm} with replay"]
-            band(axis, curves, label=f"{arm}, range x{scale:.4g}", colour=shade)
-    _finish(axis, "the same without replay, other clip ranges")
-
-
-def _finish(axis: Any, title: str) -> None:
-    axis.set(xlabel="step", ylabel="training reward", title=title)
+def _draw_pushed(axis: Any, rows: Rows, what: str, place: tuple[float, int]) -> None:
+    """Rewards of the arms at a rate and minibatches, all with their authors' ranges or with their own."""
+    there = [{"scale": 1.0, **row} for row in rows if row["what"] == what and (row["rate"], row["minibatches"]) == place]
+    for (arm, scale), some in by_run(there, "arm", "scale").items():
+        curves = [smooth(run, "reward/mean") for run in by_run(some, "seed").values()]
+        band(axis, curves, label=arm + (f", range x{scale:.4g}" if scale != 1 else ""), colour=COLOURS[arm])
+    own = " own clip ranges" if "chosen" in what else ""
+    axis.set(
+        xlabel="step", ylabel="training reward", title=f"pushed: {place[0]:g}, {place[1]} minibatches,{own}".rstrip(",")
+    )
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False, fontsize=8, loc="lower left")
 
 
-def _draw_search(axis: Any, rows: Rows, rates: Sequence[float]) -> None:
+def _draw_search(axis: Any, rows: Rows) -> None:
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    rates = sorted({rate for _, rate in found})
     for style, rate in zip(("-", "--", "-.", ":", (0, (1, 5)))[: len(rates)], rates, strict=True):
         for arm, colour in COLOURS.items():
             axis.plot(*zip(*smooth(found[arm, rate], "reward/mean"), strict=True), style, color=colour, linewidth=1.2)
@@ -298,30 +276,25 @@ def by_layer(rows: Rows) -> list[float]:
     return [sum(layer) / len(layer) for layer in zip(*lists, strict=True)]
 
 
-def print_tables(rows: Rows, runs: dict[tuple, Rows], rates: Sequence[float], minibatches: Sequence[int]) -> None:
-    """The search, then each arm's numbers by minibatches, then what replay changes, seed by seed."""
-    found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
-    print(table(ARMS, {f"{rate:g}": rate for rate in rates}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
-    for number in minibatches:
-        seeds = sorted({seed for n, _, seed in runs if n == number})
-        if not seeds:
-            continue
-
-        def cell(arm: str, value: Any, n: int = number, seeds: list[int] = seeds) -> str:
-            return shown([value(runs[n, arm, seed]) for seed in seeds])
-
-        def difference(objective: str, value: Any, n: int = number, seeds: list[int] = seeds) -> str:
-            return shown([value(runs[n, f"{objective} with replay", s]) - value(runs[n, objective, s]) for s in seeds])
-
-        print(f"{number} minibatches\n" + table(ARMS, COLUMNS, cell))
-        print("with replay less without\n" + table(METHODS, COLUMNS, difference))
-        layers = table(METHODS, LAYERS, lambda arm, part: cell(arm, lambda run: flipped(run, part)))
+def print_tables(rows: Rows) -> None:
+    """By minibatches the search and each arm's numbers, with either clip range; then what was pushed."""
+    for (n,), some in by_run([row for row in rows if row["what"] == "search"], "minibatches").items():
+        found = by_run(some, "arm", "rate")
+        rates = {f"{rate:g}": rate for rate in sorted({rate for _, rate in found})}
+        print(f"search, {n} minibatches\n" + table(ARMS, rates, lambda arm, rate, of=found: f"{score(of[arm, rate]):.3f}"))
+    for (n,), some in by_run([row for row in rows if row["what"] == "run"], "minibatches").items():
+        runs = by_run(some, "arm", "seed")
+        print(f"{n} minibatches, rates { {arm: run[0]['rate'] for (arm, _), run in runs.items()} }")
+        _print_arms(runs)
+        layers = table(METHODS, LAYERS, lambda arm, part, of=runs: shown(_values(of, arm, part)))
         print(f"choices flipped by layer\n{layers}")
-    if any(row["what"] == "ranges" for row in rows):
-        _print_ranges(rows)
-    if any(row["what"] == "range search" for row in rows):
-        _print_chosen_ranges(rows)
-    _print_pushed(by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches", "arm", "seed"))
+    for (rate, n), some in by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches").items():
+        print(f"pushed: {rate:g}, {n} minibatches")
+        _print_arms(by_run(some, "arm", "seed"), PUSHED)
+    for what, columns in {"range": COLUMNS, "pushed range": PUSHED}.items():
+        for (n,), some in by_run([row for row in rows if row["what"] == f"{what} chosen"], "minibatches").items():
+            print(f"{what} chosen, {n} minibatches")
+            _print_ranges([row for row in rows if row["minibatches"] == n], what, by_run(some, "arm", "seed"), columns)
 
 
 DIFFERENCES = (
@@ -330,65 +303,49 @@ DIFFERENCES = (
 PUSHED = {
     "training reward, last 20 steps": score,
     "held-out pass@1 after": lambda rows: last(rows, "evaluation/pass@1"),
+    "clipped sequences": lambda rows: mean(rows, "clip/sequence"),
+    "clipped tokens": lambda rows: mean(rows, "clip/token"),
+    "sd of s": lambda rows: mean(rows, "ratio/sequence_std"),
 }
 
 
-def _print_pushed(runs: dict[tuple, Rows]) -> None:
-    """Each arm where all were pushed, and with replay less without, seed by seed."""
-    places = {f"{rate:g}, {n} minibatches": (rate, n) for rate, n, _, _ in runs}
-    for title, value in PUSHED.items() if runs else ():
-
-        def by_seed(arm: str, place: tuple[float, int], value: Any = value) -> list[float]:
-            return [value(run) for (rate, n, of, _), run in sorted(runs.items()) if (rate, n, of) == (*place, arm)]
-
-        def difference(pair: str, place: tuple[float, int]) -> str:
-            more, less = (by_seed(arm, place) for arm in pair.split(" less "))
-            return shown([a - b for a, b in zip(more, less, strict=True)])
-
-        print(f"pushed: {title}\n" + table(ARMS, places, lambda arm, place: shown(by_seed(arm, place))))
-        print(table(DIFFERENCES, places, difference))
+def _values(runs: Mapping[tuple, Rows], arm: str, value: Callable[[Rows], float]) -> list[float]:
+    return [value(run) for (other, _), run in sorted(runs.items()) if other == arm]
 
 
-def _print_chosen_ranges(rows: Rows) -> None:
-    """The search of the range at each arm's own rate, the arms with what it chose, and less the authors' range."""
-    searched = by_run([row for row in rows if row["what"] == "range search"], "arm", "rate", "scale")
-    for (arm, rate, scale), run in searched.items():
-        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
-    runs = by_run([row for row in rows if row["what"] == "range chosen"], "arm", "seed")
-    authors = by_run([row for row in rows if row["what"] == "range authors'"], "arm", "seed") or by_run(
-        [row for row in rows if row["what"] == "run" and row["minibatches"] == 4], "arm", "seed"
-    )
-
-    def values(arm: str, value: Any, of: dict[tuple, Rows] = runs) -> list[float]:
-        return [value(of[arm, seed]) for seed in SEEDS]
+def _print_arms(runs: Mapping[tuple, Rows], columns: Mapping[str, Any] = COLUMNS) -> None:
+    """Each arm's numbers, and what of them differs, seed by seed."""
+    arms = [arm for arm in ARMS if any(arm == other for other, _ in runs)]
+    pairs = [pair for pair in DIFFERENCES if set(pair.split(" less ")) <= set(arms)]
 
     def difference(pair: str, value: Any) -> str:
-        more, less = (values(arm, value) for arm in pair.split(" less "))
+        more, less = (_values(runs, arm, value) for arm in pair.split(" less "))
         return shown([a - b for a, b in zip(more, less, strict=True)])
 
-    def gained(arm: str, value: Any) -> str:
-        return shown([a - b for a, b in zip(values(arm, value), values(arm, value, authors), strict=True)])
-
-    moved = [arm for arm in ARMS if runs[arm, SEEDS[0]][0]["scale"] != 1 and (arm, SEEDS[0]) in authors]
-    print("range chosen too", {arm: runs[arm, SEEDS[0]][0]["scale"] for arm in ARMS})
-    print(table(ARMS, COLUMNS, lambda arm, value: shown(values(arm, value))) + table(DIFFERENCES, COLUMNS, difference))
+    print(table(arms, columns, lambda arm, value: shown(_values(runs, arm, value))) + table(pairs, columns, difference))
     if all(any("moe/tokens_flipped_after" in row for row in run) for run in runs.values()):
-        print("flips\n" + table(ARMS, AFTER, lambda arm, value: shown(values(arm, value), 4)))
-    print("authors' range\n" + table(moved, COLUMNS, lambda arm, value: shown(values(arm, value, authors))))
-    print("chosen less authors'\n" + table(moved, COLUMNS, gained))
+        print("flips\n" + table(arms, AFTER, lambda arm, value: shown(_values(runs, arm, value), 4)))
 
 
-def _print_ranges(rows: Rows) -> None:
-    """Both objectives where they were apart, with the authors' ranges and with others."""
-    rate, minibatches = APART
-    own = [row for row in rows if row["what"] == "pushed" and (row["rate"], row["minibatches"]) == (rate, minibatches)]
-    runs = by_run(
-        [{"scale": 1.0, **row} for row in (*own, *(r for r in rows if r["what"] == "ranges"))], "arm", "scale", "seed"
-    )
-    lines = {f"{arm}, x{scale:.4g}": (arm, scale) for arm, other in RANGES.items() for scale in (1.0, other)}
-    columns = PUSHED | {key: value for key, value in COLUMNS.items() if "clipped" in key}
-    columns["sd of s"] = lambda run: mean(run, "ratio/sequence_std")
-    print(table(lines, columns, lambda name, value: shown([value(runs[*lines[name], seed]) for seed in SEEDS])))
+def _print_ranges(rows: Rows, what: str, runs: Mapping[tuple, Rows], columns: Mapping[str, Any]) -> None:
+    """The search of the range at each arm's rate, the arms with what it chose, and less the authors' range there."""
+    for (arm, rate, scale), run in by_run(
+        [r for r in rows if r["what"] == f"{what} search"], "arm", "rate", "scale"
+    ).items():
+        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
+    scales = {arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()}
+    same = "pushed" if "pushed" in what else "run"
+    there = [row for row in rows if row["what"] == f"{what} authors'"] or [row for row in rows if row["what"] == same]
+    authors = by_run([row for row in there if row["rate"] == scales.get(row["arm"], (None,))[0]], "arm", "seed")
+    moved = [arm for arm, (_, scale) in scales.items() if scale != 1 and _values(authors, arm, score)]
+
+    def gained(arm: str, value: Any) -> str:
+        return shown([a - b for a, b in zip(_values(runs, arm, value), _values(authors, arm, value), strict=True)])
+
+    print(f"rates and ranges {scales}")
+    _print_arms(runs, columns)
+    print("authors' range\n" + table(moved, columns, lambda arm, value: shown(_values(authors, arm, value))))
+    print("chosen less authors'\n" + table(moved, columns, gained))
 
 
 if __name__ == "__main__":

@@ -132,11 +132,14 @@ SMALL = {
     "hidden_change": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 2, "EARLY": (1, 1), "LATE": (2, 2)},
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
-        "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "MINIBATCHES": {4: 3}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "APART": (3e-4, 4), "STEPS": 3, "FACTORS": FEW,
-        "DECODER": MIXTURE,
+        "RATES": {4: (1e-3,)}, "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": {4: 3}, "DIGITS": 3,
+        "BOUNDARY": ((3e-4, 4),), "RANGED": ((3e-4, 4),), "FACTORS": FEW, "DECODER": MIXTURE,
+        "side_by_side": lambda work, jobs, at_once: [work(*job) for job in jobs],
     },
-    "engine_replay": {"SEEDS": (0,), "STEPS": 2, "SEARCH_STEPS": 1, "DIGITS": 3, "FACTORS": FEW, "DECODER": MIXTURE},
+    "engine_replay": {
+        "SEEDS": (0,), "STEPS": 2, "SEARCH_STEPS": 1, "DIGITS": 3, "FACTORS": FEW, "DECODER": MIXTURE,
+        "ARMS": {"gspo": ("gspo", "none"), "grpo, R3": ("grpo", "engine")},
+    },
     "deep_mixture": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": 3, "DIGITS": 3,
         "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),), "DECODER": MIXTURE,
@@ -320,7 +323,7 @@ def test_a_language_model_learns_from_either_sides_likelihoods_in_either_precisi
 ):
     language, common = script("language_likelihoods"), script("common")
     monkeypatch.setattr(script("old_likelihoods"), "EVIDENCE", tmp_path)
-    for key, value in {"ENGINE": "transformers", "OWN": "float32", "SEEDS": (0, 1), "FACTORS": FEW}.items():
+    for key, value in {"ENGINE": "transformers", "SEEDS": (0, 1), "FACTORS": FEW}.items():
         monkeypatch.setattr(script("old_likelihoods"), key, value)
     settings = {key: value for key, value in small_language.items() if key != "SEEDS"} | {
         "SEEDS": (0, 1), "PRECISIONS": ("float32",), "STEPS": 2, "SEARCH_STEPS": 1, "MEMORY": {},
@@ -385,8 +388,8 @@ def test_all_arms_of_the_committed_rows_had_the_same_seeds_and_steps(script, pat
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     places = {}
     for row in rows:
-        if (what := row.get("what", "run")) in ("run", "again", "pushed", "ranges", "range chosen", "own run"):
-            pushed = row["rate"] if what == "pushed" else None
+        if (what := row.get("what", "run")) in ("run", "again", "pushed", "pushed range chosen", "range chosen", "own run"):
+            pushed = row["rate"] if what.startswith("pushed") else None
             arms = places.setdefault((what, row.get("digits"), row.get("minibatches"), pushed), {})
             arm = tuple(row.get(key) for key in ("arm", "method", "since", "change", "precision", "rate", "scale"))
             steps = arms.setdefault(arm, {})
