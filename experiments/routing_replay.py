@@ -73,6 +73,9 @@ MOE = (
     "moe/replay_s", "moe/flips_after_by_minibatch", "moe/tokens_flipped_after",
 )  # fmt: skip
 
+SOUGHT = ("what", "arm", "seed", "rate", "minibatches", "step", "reward/mean", "evaluation/pass@1")
+"""Of a search's runs."""
+
 
 def run(output: Path) -> None:
     """By minibatches: the search of every arm's rate, and the arms at it; all pushed; then, there too, own clip ranges."""
@@ -90,7 +93,7 @@ def run(output: Path) -> None:
     rows: list[Mapping[str, Any]] = []
     for number, steps in STEPS.items():
         tried = {arm: [(arm, SEARCH_SEED, rate, number, SEARCH_STEPS, 1.0) for rate in RATES[number]] for arm in ARMS}
-        chosen, searched = best(lambda jobs: trials("", jobs), tried)
+        chosen, searched = best(lambda jobs: trials("search", jobs), tried)
         rates = {arm: job[2] for arm, job in chosen.items()}
         rows += [*searched, *(row for some in everywhere(rates, number, steps) for row in some)]
         rows += ranges(trials, rates, number, SEARCH_STEPS, steps)
@@ -122,8 +125,11 @@ def ranges(
 
 
 def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
-    """Rows of a run with the authors' range times `scale`, without lists by layer."""
-    return [{k: v for k, v in row.items() if k != "moe/flips_by_layer"} | {"what": what, "scale": scale} for row in rows]
+    """Rows of a run with the authors' range times `scale`, without lists by layer; of a search what it goes by."""
+    given = {"what": what, "scale": scale}
+    if what.endswith("search"):
+        return [{k: row[k] for k in SOUGHT if k in row} | given for row in rows]
+    return [{k: v for k, v in row.items() if k != "moe/flips_by_layer"} | given for row in rows]
 
 
 def pushed(rows: Rows) -> list[dict[str, Any]]:
@@ -183,8 +189,9 @@ COLUMNS = {
     "replay, ms a step": lambda rows: 1000 * mean(rows, "moe/replay_s"),
 }
 AFTER = {
-    **{f"update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_after_by_minibatch", n - 1) for n in (1, 2, 3, 4)},
-    "tokens with any after the last": lambda rows: mean(rows, "moe/tokens_flipped_after"),
+    **{f"update {n}": lambda rows, n=n: mean_of(rows, "moe/flips_after_by_minibatch", n - 1) for n in (1, 2, 3)},
+    "the last": lambda rows: mean_of(rows, "moe/flips_after_by_minibatch", -1),
+    "tokens with any after it": lambda rows: mean(rows, "moe/tokens_flipped_after"),
 }
 """Choices flipped after each update of a step, by what routers choose of themselves, where runs tell it."""
 
@@ -203,12 +210,20 @@ def mean_of(rows: Rows, key: str, place: int) -> float:
 
 
 def draw() -> None:
-    """The figure, of the last machine's runs; on standard output the tables of each machine's."""
+    """The figure, of the last machine's runs; on standard output the tables of each machine's, and of what ran on both."""
     rows = [{"machine": 1, **row} for row in read("routing_replay")]
     for (machine,), some in by_run(rows, "machine").items():
         print(f"machine {machine}")
         print_tables(some)
     picture("routing_replay", some, RANGED[:1])
+    for what, columns in {"run": COLUMNS, "pushed": PUSHED}.items():
+        for (rate, n), there in by_run([row for row in rows if row["what"] == what], "rate", "minibatches").items():
+            runs = by_run(there, "arm", "machine", "seed")
+            twice = {key for key in runs if (key[0], 1, key[2]) in runs and (key[0], 2, key[2]) in runs}
+            both = {(arm, (machine, seed)): runs[arm, machine, seed] for arm, machine, seed in sorted(twice)}
+            if both:
+                print(f"both machines, {what}: {rate:g}, {n} minibatches")
+                _print_arms(both, columns)
 
 
 def picture(name: str, rows: Rows, places: Sequence[tuple[float, int]] = ()) -> None:
@@ -323,7 +338,7 @@ def _print_arms(runs: Mapping[tuple, Rows], columns: Mapping[str, Any] = COLUMNS
         return shown([a - b for a, b in zip(more, less, strict=True)])
 
     print(table(arms, columns, lambda arm, value: shown(_values(runs, arm, value))) + table(pairs, columns, difference))
-    if all(any("moe/tokens_flipped_after" in row for row in run) for run in runs.values()):
+    if all(any("moe/flips_after_by_minibatch" in row for row in run) for run in runs.values()):
         print("flips\n" + table(arms, AFTER, lambda arm, value: shown(_values(runs, arm, value), 4)))
 
 

@@ -62,7 +62,9 @@ def test_what_is_committed_of_a_whole_run_says_what_the_run_said(common, name):
     found = {}
     for run in (run for run in RUNS if run.parent.name == name):
         whole = in_rows_words(name, common.metrics(run))
-        found[run.name] = [key for key, rows in extracts.items() if says(whole, rows)]
+        keys = [key for key, rows in extracts.items() if says(whole, rows)]
+        # A search may choose the range that an arm has run with: its rows then stand again as those of the chosen range.
+        found[run.name] = keys[:1] + [key for key in keys[1:] if not ("chosen" in key[0] and key[5] == "1.0")]
     assert found and all(len(keys) == 1 for keys in found.values()), found
     assert len({keys[0] for keys in found.values()}) == len(found)
 
