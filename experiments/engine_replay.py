@@ -38,8 +38,8 @@ from common import (
 )
 from routing_replay import DECODER, DIGITS, mean_of
 
-RATE = 1e-4
-"""What the search of routing_replay.py chose for each of its arms."""
+RATES = (3e-5, 1e-4, 3e-4)
+"""Of the search: what routing_replay.py's chose with as many minibatches, and a third and three times that."""
 SEARCH_STEPS, STEPS = 20, 40
 PRECISION = {"model.dtype": "bfloat16", "model.head_dtype": "float32"}
 SCORED = {
@@ -60,35 +60,37 @@ KEPT = (
 
 
 def run(output: Path) -> None:
-    """Every arm at every seed, from routing_replay.py's cold starts; then each with the clip range of its own search."""
+    """A search of every arm's rate; the arms, from routing_replay.py's cold starts; then each with its own clip range."""
     sorts = sorting(DIGITS, output)
     start = Plan(sorts.recipe, output / "routing", {**sorts.settings, **DECODER})
     plan = Plan(sorts.recipe, output / "engine_replay", {**sorts.settings, **DECODER, **PRECISION})
-    rows = []
-    for seed in SEEDS:
-        for arm in ARMS:
-            rows += trial(plan, arm, seed, start.start(seed))
-        write("engine_replay", rows)
 
     def trials(jobs: Sequence[tuple]) -> list[Rows]:
-        return [trial(plan, arm, seed, start.start(seed), steps, scale) for arm, seed, steps, scale in jobs]
+        return [trial(plan, arm, seed, start.start(seed), *job) for arm, seed, *job in jobs]
 
-    tried = {arm: [(arm, SEARCH_SEED, SEARCH_STEPS, x) for x in FACTORS[which[0]][:4]] for arm, which in ARMS.items()}
+    tried = {arm: [(arm, SEARCH_SEED, rate, SEARCH_STEPS, 1.0) for rate in RATES] for arm in ARMS}
     chosen, found = best(trials, tried)
-    again = trials([(arm, seed, STEPS, job[-1]) for arm, job in chosen.items() if job[-1] != 1 for seed in SEEDS])
+    rate = {arm: job[2] for arm, job in chosen.items()}
+    rows = [row | {"what": "search"} for row in found]
+    rows += [row for some in trials([(arm, s, rate[arm], STEPS, 1.0) for s in SEEDS for arm in ARMS]) for row in some]
+    tried = {
+        arm: [(arm, SEARCH_SEED, rate[arm], SEARCH_STEPS, x) for x in FACTORS[which[0]][:4]] for arm, which in ARMS.items()
+    }
+    chosen, found = best(trials, tried)
+    again = trials([(arm, s, rate[arm], STEPS, job[-1]) for arm, job in chosen.items() if job[-1] != 1 for s in SEEDS])
     rows += [row | {"what": "range search"} for row in found]
     rows += [row | {"what": "range chosen"} for some in again for row in some]
     write("engine_replay", rows)
 
 
-def trial(plan: Plan, arm: str, seed: int, model: str, steps: int = STEPS, scale: float = 1.0) -> list[dict[str, Any]]:
+def trial(plan: Plan, arm: str, seed: int, model: str, rate: float, steps: int, scale: float) -> list[dict[str, Any]]:
     """The rows of one run from a model, with the authors' clip range times `scale`."""
     objective, replay = ARMS[arm]
-    clip = METHODS[objective].settings(RATE, scale)
+    clip = METHODS[objective].settings(rate, scale)
     settings = {**clip, **SCORED, "training.replay": replay, "training.steps": steps}
-    name = f"{objective}-{replay}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
+    name = f"{objective}-{replay}-lr{rate:g}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
     folder = plan.run(name, seed, settings, model=model)
-    labels = {"what": "run", "arm": arm, "seed": seed, "scale": scale}
+    labels = {"what": "run", "arm": arm, "seed": seed, "rate": rate, "scale": scale}
     return [labels | {k: short(row[k]) for k in KEPT if k in row} for row in metrics(folder)]
 
 
@@ -127,6 +129,8 @@ def draw() -> None:
     reward.legend(frameon=False, fontsize=8)
     figure.savefig(EVIDENCE / "engine_replay.png", dpi=110)
 
+    searched = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
+    print(table(ARMS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(searched[arm, rate]):.3f}"))
     print_tables(runs, seeds)
     for (arm, scale), some in by_run([row for row in rows if row["what"] == "range search"], "arm", "scale").items():
         print(f"{arm}, range x{scale:.4g}: {score(some):.3f}")
