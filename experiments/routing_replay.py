@@ -217,13 +217,14 @@ def draw() -> None:
         print_tables(some)
     picture("routing_replay", some, RANGED[:1])
     for what, columns in {"run": COLUMNS, "pushed": PUSHED}.items():
+        averaged = {name: lambda pair, value=value: fmean(map(value, pair)) for name, value in columns.items()}
         for (rate, n), there in by_run([row for row in rows if row["what"] == what], "rate", "minibatches").items():
-            runs = by_run(there, "arm", "machine", "seed")
-            twice = {key for key in runs if (key[0], 1, key[2]) in runs and (key[0], 2, key[2]) in runs}
-            both = {(arm, (machine, seed)): runs[arm, machine, seed] for arm, machine, seed in sorted(twice)}
-            if both:
-                print(f"both machines, {what}: {rate:g}, {n} minibatches")
-                _print_arms(both, columns)
+            runs: dict[tuple, list[Rows]] = {}
+            for (arm, seed, _), run in by_run(there, "arm", "seed", "machine").items():
+                runs.setdefault((arm, seed), []).append(run)
+            if both := {key: pair for key, pair in runs.items() if len(pair) == 2}:
+                print(f"both machines, a seed's two runs averaged, {what}: {rate:g}, {n} minibatches")
+                _print_arms(both, averaged)
 
 
 def picture(name: str, rows: Rows, places: Sequence[tuple[float, int]] = ()) -> None:
@@ -324,12 +325,12 @@ PUSHED = {
 }
 
 
-def _values(runs: Mapping[tuple, Rows], arm: str, value: Callable[[Rows], float]) -> list[float]:
+def _values(runs: Mapping[tuple, Any], arm: str, value: Callable[[Any], float]) -> list[float]:
     return [value(run) for (other, _), run in sorted(runs.items()) if other == arm]
 
 
-def _print_arms(runs: Mapping[tuple, Rows], columns: Mapping[str, Any] = COLUMNS) -> None:
-    """Each arm's numbers, and what of them differs, seed by seed."""
+def _print_arms(runs: Mapping[tuple, Any], columns: Mapping[str, Any] = COLUMNS) -> None:
+    """Each arm's numbers, and what of them differs, seed by seed; runs by arm and seed."""
     arms = [arm for arm in ARMS if any(arm == other for other, _ in runs)]
     pairs = [pair for pair in DIFFERENCES if set(pair.split(" less ")) <= set(arms)]
 
