@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
@@ -102,7 +103,59 @@ def draw_printing(name: str) -> None:
     figure.savefig(HERE / f"{name}.png", dpi=110)
 
 
+BAND = 3e-4
+"""The lower side of gspo's clip range, the narrower one."""
+
+
+def draw_mismatch(name: str) -> None:
+    """What the gap between engine and trainer does to s, by their precisions, from the first table of the write-up."""
+    lines = (HERE / f"{name}.md").read_text("utf-8").split("\n\n|")[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    labels = [f"{engine} / {trainer}" for engine, trainer, *_ in cells]
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    gap, moved = figure.subplots(1, 2, sharey=True)
+    places = range(len(cells), 0, -1)
+    gap.plot([float(row[2]) for row in cells], places, "o", label="mean", markersize=4)
+    gap.plot([float(row[3]) for row in cells], places, "x", label="largest", markersize=4, color="grey")
+    moved.plot([float(row[5]) for row in cells], places, "o", label="standard deviation", markersize=4)
+    moved.plot([abs(float(row[4])) for row in cells], places, "x", label="size of the mean", markersize=4, color="grey")
+    moved.axvline(BAND, linestyle=":", color="tab:red", linewidth=1, label="gspo's lower clip range")
+    gap.set(xscale="log", title="a token", xlabel="log-probabilities apart, nats", yticks=places, yticklabels=labels)
+    moved.set(xscale="log", title="a sequence, before any update", xlabel="s - 1")
+    gap.set_ylabel("engine / trainer")
+    for axis in (gap, moved):
+        axis.grid(axis="y", linewidth=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(HERE / f"{name}.png", dpi=110)
+
+
+def _interval(axis: Axes, found: dict, place: float, colour: str, label: str | None = None) -> None:
+    """A mean and its interval, lying."""
+    sides = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
+    axis.errorbar(found["mean"], place, xerr=sides, fmt="o", capsize=3, markersize=4, color=colour, label=label)
+
+
+def draw_suites(name: str) -> None:
+    """Pass@1 of both engines on each suite, with Wilson's intervals, and their difference with its bootstrap interval."""
+    compared = json.loads((HERE / name / "comparison.json").read_text())["suites"]
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    scores, apart = figure.subplots(1, 2, sharey=True)
+    for engine, shift, colour in (("vllm", 0.12, "tab:blue"), ("transformers", -0.12, "tab:orange")):
+        for place, suite in enumerate(compared):
+            found = json.loads((HERE / name / engine / suite / "results.json").read_text())["scores"]["pass@1"]
+            _interval(scores, found, place + shift, colour, engine if place == 0 else None)
+    for place, one in enumerate(compared.values()):
+        _interval(apart, one["difference"], place, "black")
+    apart.axvline(0, linestyle=":", color="grey", linewidth=1)
+    scores.set(xlabel="pass@1, 95% interval", yticks=range(len(compared)), yticklabels=list(compared))
+    apart.set(xlabel="vLLM less transformers")
+    scores.legend(frameon=False, fontsize=8)
+    figure.savefig(HERE / f"{name}.png", dpi=110)
+
+
 if __name__ == "__main__":
+    draw_mismatch("mismatch")
+    draw_suites("suites")
     draw_printing("printing")
     draw_precisions("vllm-precisions")
     print_precisions("vllm-precisions")
