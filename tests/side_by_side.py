@@ -38,11 +38,11 @@ ALONE = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For the whole suite a process a core, up to four; 0 is this process alone."""
+    """For the whole suite one process more than cores, as many tests wait for programs, up to four; 0: this one alone."""
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of programs that tests start: every core has a test already
-    return min(os.cpu_count() or 1, 4)
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -126,6 +126,7 @@ def test_a_run_that_is_whole_is_not_run_again_and_its_rows_carry_their_labels(sc
 
 FEW = {"gspo": (1.0, 4.0), "grpo": (1.0, 0.25)}
 LABELS = ("what", "arm", "seed", "rate", "scale", "minibatches")
+TWO = {"gspo": ("gspo", "none"), "grpo with replay": ("grpo", "trainer")}
 MIXTURE = {f"model.create.{k}": v for k, v in (("num_experts", 4), ("experts_per_token", 2), ("moe_intermediate_size", 8))}
 SMALL = {
     "collapse": {"RATES": (1e-3,), "SEEDS": (0,), "STEPS": 20, "AGAIN": 5, "DIGITS": 3},
@@ -133,7 +134,7 @@ SMALL = {
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
         "RATES": {4: (1e-3,)}, "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": {4: 3}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "RANGED": ((3e-4, 4),), "FACTORS": FEW, "DECODER": MIXTURE,
+        "BOUNDARY": ((3e-4, 4),), "RANGED": ((3e-4, 4),), "FACTORS": FEW, "DECODER": MIXTURE, "ARMS": TWO,
         "side_by_side": lambda work, jobs, at_once: [work(*job) for job in jobs],
     },
     "engine_replay": {
@@ -142,7 +143,7 @@ SMALL = {
     },
     "deep_mixture": {
         "RATES": (1e-3,), "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": 3, "DIGITS": 3,
-        "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),), "DECODER": MIXTURE,
+        "MORE_MINIBATCHES": (8,), "BOUNDARY": ((3e-3, 4),), "DECODER": MIXTURE, "ARMS": TWO,
         "side_by_side": lambda work, jobs: [work(*job) for job in jobs],
     },
 }  # fmt: skip
@@ -181,7 +182,7 @@ def little_learning(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, little_learning, runs, tmp_path, monkeypatch):
     experiment = script(name)
-    for key in ("SEEDS", "FACTORS"):  # what other experiments have of this one
+    for key in ("SEEDS", "FACTORS", "ARMS"):  # what other experiments have of this one
         monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
