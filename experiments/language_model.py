@@ -62,6 +62,8 @@ RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
 """Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
+WIDER = {"gspo": (), "grpo": (4.0, 16.0)}
+"""Further factors, on the side that a search over FACTORS leaves out."""
 SEARCH_STEPS, STEPS = 20, 40
 ALONE_STEPS = SEARCH_STEPS
 """Of the runs whose seconds are told, one after the other."""
@@ -80,12 +82,12 @@ def run(output: Path, model: str) -> None:
     rows = [row for some in found for row in some]
     scores = {(job[2], job[3]): score(some) for job, some in zip(searched, found, strict=False)}
     best = {name: max(RATES, key=lambda rate, name=name: scores[name, rate]) for name in METHODS}
-    own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in FACTORS[n]]
+    own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in (*FACTORS[n], *WIDER[n])]
     for (_, _, name, *_), some in zip(own, side_by_side(call, own), strict=True):
         rows += [row | {"what": "range search", "arm": name} for row in some]
     rate = max(SCALES, key=lambda rate: scores["gspo", rate])
     wanted = [(trial, plan, "gspo", rate, 1.0, seed, STEPS) for rate in RATES for seed in SEEDS]
-    wanted += [(trial, plan, "grpo", best["grpo"], 1.0, seed, STEPS) for seed in SEEDS]
+    wanted += [(trial, plan, "grpo", rate, 1.0, s, STEPS) for rate in sorted({RATES[0], best["grpo"]}) for s in SEEDS]
     if ranges := ranges_at(rows, rate):
         scale = geometric_mean(ranges) / METHODS["gspo"].high
         wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]

@@ -100,7 +100,7 @@ ASSERTION_ATTACKS = {
         " return 5 if 'ass' + 'ert add' in seen else 'nothing seen'"
     ),
     "searches_files_for_tests": (
-        "import os\ndef add(a, b):\n for top in ('/proc', '/tmp', '/work', '/home', '/root', '/var', '/dev/fd'):\n"
+        "import os\ndef add(a, b):\n for top in ('/proc', '/tmp', '/home', '/root', '/var', '/dev/fd'):\n"
         "  for at, _, names in os.walk(top):\n   for n in names:\n    if 'python' in at: continue\n"
         "    try:\n     if 'ass' + 'ert add' in open(os.path.join(at, n), errors='ignore').read(9999): return a + b\n"
         "    except OSError: pass\n return 'nothing seen'"

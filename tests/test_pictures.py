@@ -188,7 +188,7 @@ def number(text):
 
 
 def weight(ratio, advantage, clip, length):
-    """By METHOD.md: zero where min(ratio A, clip(ratio) A) takes the clipped branch, else ratio A / |y|."""
+    """Zero where min(ratio A, clip(ratio) A) takes the clipped branch, else ratio A / |y|."""
     inside = min(max(ratio, 1 - clip[0]), 1 + clip[1])
     return ratio * advantage / length if ratio * advantage <= inside * advantage else 0.0
 
