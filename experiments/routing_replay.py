@@ -267,10 +267,8 @@ def _draw_pushed(axis: Any, rows: Rows, what: str, place: tuple[float, int]) -> 
     for (arm, scale), some in by_run(there, "arm", "scale").items():
         curves = [smooth(run, "reward/mean") for run in by_run(some, "seed").values()]
         band(axis, curves, label=arm + (f", range x{scale:.4g}" if scale != 1 else ""), colour=COLOURS[arm])
-    own = " own clip ranges" if "chosen" in what else ""
-    axis.set(
-        xlabel="step", ylabel="training reward", title=f"pushed: {place[0]:g}, {place[1]} minibatches,{own}".rstrip(",")
-    )
+    title = f"pushed: {place[0]:g}, {place[1]} minibatches" + (", own clip ranges" if "chosen" in what else "")
+    axis.set(xlabel="step", ylabel="training reward", title=title)
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False, fontsize=8, loc="lower left")
 
@@ -345,9 +343,8 @@ def _print_arms(runs: Mapping[tuple, Any], columns: Mapping[str, Any] = COLUMNS)
 
 def _print_ranges(rows: Rows, what: str, runs: Mapping[tuple, Rows], columns: Mapping[str, Any]) -> None:
     """The search of the range at each arm's rate, the arms with what it chose, and less the authors' range there."""
-    for (arm, rate, scale), run in by_run(
-        [r for r in rows if r["what"] == f"{what} search"], "arm", "rate", "scale"
-    ).items():
+    searched = [row for row in rows if row["what"] == f"{what} search"]
+    for (arm, rate, scale), run in by_run(searched, "arm", "rate", "scale").items():
         print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
     scales = {arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()}
     same = "pushed" if "pushed" in what else "run"
