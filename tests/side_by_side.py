@@ -26,6 +26,7 @@ TOGETHER = (
 
 ALONE = {
     "test_nothing_stays_behind_after_success_and_failure",  # it lists the machine's temporary files and shared memory
+    "test_a_start_that_fails_says_why_and_leaves_nothing",  # the same
     "test_nothing_is_left_running_mounted_or_open",  # it lists the machine's temporary files
     "test_help_answers_within_half_a_second",
     "test_a_report_of_500_steps_is_small_and_quickly_written",
@@ -38,11 +39,11 @@ ALONE = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For the whole suite one process more than cores, as many tests wait for programs, up to four; 0: this one alone."""
+    """For the whole suite a process a core, up to four; 0 is this process alone."""
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of programs that tests start: every core has a test already
-    return min((os.cpu_count() or 1) + 1, 4)
+    return min(os.cpu_count() or 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)
