@@ -277,13 +277,7 @@ def test_the_questions_of_a_dense_language_model_run_to_their_rows_and_tables(
     script, small_language, llama, tmp_path, monkeypatch, capsys
 ):
     language, common = script("language_model"), script("common")
-    more = {
-        "SEARCH_STEPS": 3,
-        "STEPS": 4,
-        "ALONE_STEPS": 4,
-        "RATES": (1e-4, 3e-4),
-        "SCALES": {1e-4: (1, 4)},
-    }
+    more = {"SEARCH_STEPS": 3, "STEPS": 4, "ALONE_STEPS": 4, "RATES": (1e-4, 3e-4), "SCALES": {1e-4: (1, 4)}}
     for key, value in {**small_language, **more}.items():
         monkeypatch.setattr(language, key, value)
 
