@@ -176,11 +176,14 @@ def routing(layers: int, rng: np.random.Generator) -> dict[str, object]:
     """What a step of a mixture of that many layers adds to a row."""
     deeper = np.arange(layers) / layers
     by_layer, engine = (scale * (0.2 + deeper * rng.uniform(0.5, 1, layers)) for scale in (0.1, 0.02))
+    after = np.array([0.6, 0.8, 1.0, 1.2])
     return {
         "moe/flips_by_minibatch": [0.0, *(float(by_layer.mean()) * np.array([0.6, 0.8, 1.0])).tolist()],
         "moe/flips_by_layer": by_layer.tolist(),
         "moe/tokens_flipped": rng.uniform(0.3, 0.6),
-        "moe/flips_after_by_minibatch": (float(by_layer.mean()) * np.array([0.6, 0.8, 1.0, 1.2])).tolist(),
+        "moe/flips_after_by_minibatch": (float(by_layer.mean()) * after).tolist(),
+        "moe/flips_after_by_minibatch_and_layer": np.outer(after, by_layer).tolist(),
+        "moe/tokens_flipped_after_by_minibatch": (0.5 * after).tolist(),
         "moe/flips_after_by_layer": (1.2 * by_layer).tolist(),
         "moe/tokens_flipped_after": rng.uniform(0.4, 0.7),
         "moe/engine_flips": float(engine.mean()),

@@ -146,6 +146,8 @@ def test_a_flip_is_an_expert_that_is_no_longer_chosen_in_any_slot():
     twice = counts.with_numbers([2 * x for x in counts.numbers()])
     after = routing_metrics([nothing], [nothing, twice], top_k=2, auxiliary=False, engine=False)
     assert after["moe/flips_after_by_layer"] == [2 / 4, 1 / 4] and after["moe/flips_after_by_minibatch"] == [None, 3 / 8]
+    assert after["moe/flips_after_by_minibatch_and_layer"] == [None, [2 / 4, 1 / 4]]
+    assert after["moe/tokens_flipped_after_by_minibatch"] == [None, 1.0]
     assert after["moe/tokens_flipped_after"] == 1.0 and after["moe/flips_by_layer"] is None
     assert found["moe/flips_after_by_minibatch"] == [None]
     assert found["moe/flips_after_by_layer"] is None and found["moe/tokens_flipped_after"] is None

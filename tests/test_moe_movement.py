@@ -17,7 +17,7 @@ from gspo.training.routing import probe
 
 
 def moved(state, settings, before, policy, part):
-    """Which share of the old policy's choices in a minibatch routers with these weights do not make of themselves."""
+    """[N, L]: how many of the old policy's choices in a minibatch routers with these weights do not make of themselves."""
     policy.model.load_state_dict(state)
     found = []
     for micro in part.micro_batches:
@@ -27,7 +27,7 @@ def moved(state, settings, before, policy, part):
             policy.score(micro)
         found.append(flips(before.routing.chosen(), policy.routing.own()))
     policy.routing.replay(None)
-    return float(torch.cat(found).double().mean()) / 2
+    return torch.cat(found).double()
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
@@ -67,12 +67,15 @@ def test_what_each_update_changed_is_counted_by_one_more_pass(tmp_path, monkeypa
     for state in states:
         policy.model.load_state_dict(state)
         found.append(flips(old, own(policy)).double())
-    last, shares = found[-1], [float(x.mean()) / 2 for x in found]
     if settings.get("rollout__old_logprobs") == "trainer":  # the next minibatch tells, by what routers chose of themselves
-        shares[:-1] = [moved(one, settings, before, policy, part) for one, part in zip(states, parts[1:], strict=False)]
-    assert out.routing["moe/flips_after_by_minibatch"] == pytest.approx(shares)
-    assert out.routing["moe/flips_after_by_layer"] == pytest.approx((last.mean(0) / 2).tolist()) and last.mean() > 0.02
-    assert out.routing["moe/tokens_flipped_after"] == pytest.approx(float((last > 0).any(-1).double().mean()))
+        found[:-1] = [moved(one, settings, before, policy, part) for one, part in zip(states, parts[1:], strict=False)]
+    by_layer, told = [(x.mean(0) / 2).tolist() for x in found], out.routing["moe/flips_after_by_minibatch_and_layer"]
+    assert len(told) == minibatches and np.array(told) == pytest.approx(np.array(by_layer), abs=1e-6)
+    assert out.routing["moe/flips_after_by_layer"] == pytest.approx(by_layer[-1]) and found[-1].mean() > 0.02
+    assert out.routing["moe/flips_after_by_minibatch"] == pytest.approx([np.mean(x) for x in by_layer])
+    tokens = [float((x > 0).any(-1).double().mean()) for x in found]
+    assert out.routing["moe/tokens_flipped_after_by_minibatch"] == pytest.approx(tokens)
+    assert out.routing["moe/tokens_flipped_after"] == pytest.approx(tokens[-1])
 
 
 def test_updates_that_move_nothing_flip_nothing_whatever_the_engine_chose(tmp_path):

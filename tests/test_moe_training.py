@@ -247,7 +247,10 @@ def test_a_mixture_trains_by_recipe(tmp_path, replay):
         assert ("moe/engine_flips" in row) is (replay == "engine") and "moe/auxiliary_loss" in row
 
 
-AFTER = ("moe/flips_after_by_minibatch", "moe/flips_after_by_layer", "moe/tokens_flipped_after")
+AFTER = (
+    "moe/flips_after_by_minibatch", "moe/flips_after_by_minibatch_and_layer", "moe/flips_after_by_layer",
+    "moe/tokens_flipped_after_by_minibatch", "moe/tokens_flipped_after",
+)  # fmt: skip
 COUNTS = ("calls", "kept", "idle")
 """Of experts' calls: all, those with the ids that the engine chose, and idle passes of a rank, each followed by another."""
 
@@ -273,7 +276,7 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
     assert sum(two["none"]["given"]["idle"]) > sum(one["none"]["given"]["idle"]) == 0
     single = [said.pop("single") for said in (one, two)]  # with two ranks one has no sample and takes part all the same
     for key in AFTER:
-        assert single[0][key] and single[0][key] == pytest.approx(single[1][key]), key
+        assert single[0][key] and np.array(single[0][key]) == pytest.approx(np.array(single[1][key])), key
     for name, told in one.items():
         layers = told["layers"]
         for size, given in enumerate((told.pop("given"), two[name]["given"]), 1):
@@ -283,9 +286,10 @@ def test_two_ranks_replay_and_count_what_one_does(by_ranks, name):
             assert size > 1 or given["calls"] == [layers * (2 * 9 + 4)]
         assert told["moe/flips_by_minibatch"][0] == 0.0 and (told["moe/flips_by_minibatch"][1] > 0) is (name == "none")
         for at in (told, two[name]):  # each rank looks at samples of its own
-            after, by_layer, tokens = (at.pop(key) for key in AFTER)
+            after, by_both, by_layer, by_minibatch, tokens = (at.pop(key) for key in AFTER)
             assert len(after) == 2 and 0 < after[-1] == pytest.approx(np.mean(by_layer)) and len(by_layer) == layers
-            assert after[-1] <= tokens <= 1
+            assert [np.mean(x) for x in by_both] == pytest.approx(after, abs=1e-6) and len(by_both[-1]) == layers
+            assert after[-1] <= tokens == by_minibatch[-1] <= 1
         for key in told:
             if key != "moe/replay_bytes":  # ranks share prompts in other rows
                 assert two[name][key] == pytest.approx(told[key], rel=1e-3, abs=1e-3), (name, key)

@@ -153,9 +153,10 @@ def test_samples_that_cannot_be_written_leave_the_old_ones(tmp_path):
 # ---- trackers ---------------------------------------------------------------------------------------------
 
 
-def test_lists_become_named_scalars_and_histograms_stay_home():
+def test_lists_become_named_scalars_and_histograms_and_lists_of_lists_stay_home():
     row = {"step": 1, "time": 2.0, "reward/mean": 1, "kl/reference": None, "ratio/token_histogram": [1, 2]}
     row |= {"ratio/token_quantiles": [float(i) for i in range(9)], "clip/token_by_minibatch": [0.0, 0.5]}
+    row |= {"moe/flips_after_by_minibatch_and_layer": [[0.0, 0.5], None]}
     out = scalars(row)
     assert out["ratio/token_quantiles/q0.01"] == 1.0
     assert out["ratio/token_quantiles/q1"] == 8.0

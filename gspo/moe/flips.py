@@ -94,7 +94,9 @@ def routing_metrics(
         "moe/flips_by_layer": _shares(last.flips_L, float(last.totals[1]) * top_k),
         "moe/tokens_flipped": _share(last.totals[2], float(last.totals[1])),
         "moe/flips_after_by_minibatch": [_share(c.flips_L.mean(), float(c.totals[1]) * top_k) for c in after],
+        "moe/flips_after_by_minibatch_and_layer": [_shares(c.flips_L, float(c.totals[1]) * top_k, 6) for c in after],
         "moe/flips_after_by_layer": _shares(after[-1].flips_L, float(after[-1].totals[1]) * top_k),
+        "moe/tokens_flipped_after_by_minibatch": [_share(c.totals[2], float(c.totals[1])) for c in after],
         "moe/tokens_flipped_after": _share(after[-1].totals[2], float(after[-1].totals[1])),
         "moe/load_by_layer": (load_LE.amax(1) / load_LE.mean(1)).tolist() if passed else None,
         "moe/dead_experts_by_layer": (load_LE == 0).sum(1).tolist() if passed else None,
@@ -128,5 +130,8 @@ def _share(count: Tensor, of: float) -> float | None:
     return float(count) / of if of else None
 
 
-def _shares(count_L: Tensor, of: float) -> list[float] | None:
-    return (count_L / of).tolist() if of else None
+def _shares(count_L: Tensor, of: float, decimals: int | None = None) -> list[float] | None:
+    """decimals: where there is a list for each minibatch, so that records stay small; None: all."""
+    if not of:
+        return None
+    return (count_L / of if decimals is None else (count_L / of).round(decimals=decimals)).tolist()

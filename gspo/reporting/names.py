@@ -109,8 +109,10 @@ METRICS: dict[str, str] = {
     "moe/flips_after_by_minibatch": "Share of the choices that routers made of themselves before the first update and no "
     "longer make after that of each minibatch in turn, prompts too, with replay as well as without: in the next minibatch "
     "where the trainer has scored it before, else, and after the last, in a few samples of the first; null if it had none.",
-    "moe/flips_after_by_layer": "The same after the last minibatch, by layer with experts.",
-    "moe/tokens_flipped_after": "Share of tokens with any flip in any layer then.",
+    "moe/flips_after_by_minibatch_and_layer": "The same, for each minibatch a list by layer with experts, to six decimals.",
+    "moe/flips_after_by_layer": "The last of these lists.",
+    "moe/tokens_flipped_after_by_minibatch": "Share of tokens with any flip in any layer after each update in turn.",
+    "moe/tokens_flipped_after": "The same after the last.",
     "moe/engine_flips": "Share of the engine's choices of experts that the trainer's routers do not make of themselves at "
     "the old policy, also where they are replayed; wherever both are known without an extra pass.",
     "moe/engine_flips_by_layer": "The same by layer with experts.",

@@ -86,11 +86,12 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row: quantiles as `key/q0.05`, lists by length as `key/64` (the bin's longest) and
     `key/longer`, lists by minibatch as `key/1`, `key/2` and so on.
 
-    Left out: step and time (trackers have their own), None, and histograms, which stay in metrics.jsonl alone.
+    Left out: step and time (trackers have their own), None, and histograms and lists of lists, which stay in
+    metrics.jsonl alone.
     """
     out: dict[str, float] = {}
     for key, value in row.items():
-        if key in ("step", "time") or value is None or key.endswith("_histogram"):
+        if key in ("step", "time") or value is None or key.endswith(("_histogram", "_and_layer")):
             continue
         if not isinstance(value, list | tuple):
             out[key] = float(value)
