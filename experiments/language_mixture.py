@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common import SEARCH_SEED, SEEDS, Plan, main, read, write
-from deep_mixture import compared, own_ranges
-from routing_replay import picture, print_tables
+from common import FACTORS, SEARCH_SEED, SEEDS, Plan, main, read, write
+from routing_replay import picture, print_tables, trials_of, with_own_rates
 from upcycle import upcycle
 
 RECIPE = "recipes/smollm2.toml"
@@ -29,6 +28,7 @@ SETTINGS = {
 """Layers uncompiled: compiling takes as long as a run. No checkpoints: each would take 5 GB, and none is started from."""
 RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, which is the boundary too. The recipe's is the first."""
+MINIBATCHES = 4
 SEARCH_STEPS, STEPS = 20, 40
 
 
@@ -37,8 +37,8 @@ def run(output: Path, model: str) -> None:
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
     mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
-    chosen, rows = compared(plan, starts, RATES, SEARCH_STEPS, STEPS)
-    write("language_mixture", rows + own_ranges(plan, starts, chosen, SEARCH_STEPS))
+    trials = trials_of(plan, starts)
+    write("language_mixture", with_own_rates(trials, FACTORS, RATES, MINIBATCHES, SEARCH_STEPS, STEPS))
 
 
 def draw() -> None:

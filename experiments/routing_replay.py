@@ -77,46 +77,73 @@ SOUGHT = ("what", "arm", "seed", "rate", "minibatches", "step", "reward/mean", "
 """Of a search's runs."""
 
 
+Trials = Callable[[str, Sequence[tuple]], Sequence[Rows]]
+"""The rows, labelled by its first argument if that says anything, of each (arm, seed, rate, minibatches, steps, scale)."""
+Factors = Mapping[str, Sequence[float]]
+"""On the authors' clip range, by objective."""
+
+
 def run(output: Path) -> None:
     """By minibatches: the search of every arm's rate, and the arms at it; all pushed; then, there too, own clip ranges."""
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds], cpu_count()), strict=True))
+    trials, rows = trials_of(plan, starts), list[Mapping[str, Any]]()
+    for number, steps in STEPS.items():
+        rows += with_own_rates(trials, FACTORS, RATES[number], number, SEARCH_STEPS, steps)
+    for rate, number in BOUNDARY:
+        rows += all_pushed(trials, FACTORS if (rate, number) in RANGED else None, rate, number, SEARCH_STEPS)
+    write("routing_replay", rows)
+
+
+def trials_of(plan: Plan, starts: Mapping[int, str]) -> Trials:
+    """Trials of that plan from these models by seed, as many at once as there are processors."""
 
     def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
         found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs], cpu_count())
         return [of_range(some, what, job[-1]) if what else some for job, some in zip(jobs, found, strict=True)]
 
-    def everywhere(rates: Mapping[str, float], minibatches: int, steps: int) -> list[Rows]:
-        return trials("", [(arm, seed, rates[arm], minibatches, steps, 1.0) for seed in SEEDS for arm in ARMS])
+    return trials
 
-    rows: list[Mapping[str, Any]] = []
-    for number, steps in STEPS.items():
-        tried = {arm: [(arm, SEARCH_SEED, rate, number, SEARCH_STEPS, 1.0) for rate in RATES[number]] for arm in ARMS}
-        chosen, searched = best(lambda jobs: trials("search", jobs), tried)
-        rates = {arm: job[2] for arm, job in chosen.items()}
-        rows += [*searched, *(row for some in everywhere(rates, number, steps) for row in some)]
-        rows += ranges(trials, rates, number, SEARCH_STEPS, steps)
-    for rate, number in BOUNDARY:
-        rates = dict.fromkeys(ARMS, rate)
-        rows += [row for some in everywhere(rates, number, SEARCH_STEPS) for row in pushed(some)]
-        if (rate, number) in RANGED:
-            rows += ranges(trials, rates, number, SEARCH_STEPS, SEARCH_STEPS, "pushed range")
-    write("routing_replay", rows)
+
+def with_own_rates(
+    trials: Trials, factors: Factors, tried: Sequence[float], minibatches: int, search_steps: int, steps: int
+) -> list[Mapping[str, Any]]:
+    """Rows of a search of every arm's rate, of the arms at it at all seeds, and of `ranges` there."""
+    jobs = {arm: [(arm, SEARCH_SEED, rate, minibatches, search_steps, 1.0) for rate in tried] for arm in ARMS}
+    chosen, rows = best(lambda some: trials("search", some), jobs)
+    rates = {arm: job[2] for arm, job in chosen.items()}
+    rows += at_all_seeds(trials, rates, minibatches, steps)
+    return rows + ranges("range", trials, factors, rates, minibatches, search_steps, steps)
+
+
+def all_pushed(
+    trials: Trials, factors: Factors | None, rate: float, minibatches: int, steps: int
+) -> list[Mapping[str, Any]]:
+    """Rows of every arm at one rate at all seeds, and, where there are factors to search, of `ranges` there."""
+    rates = dict.fromkeys(ARMS, rate)
+    rows = pushed(at_all_seeds(trials, rates, minibatches, steps))
+    return rows + (ranges("pushed range", trials, factors, rates, minibatches, steps, steps) if factors else [])
+
+
+def at_all_seeds(trials: Trials, rates: Mapping[str, float], minibatches: int, steps: int) -> list[Mapping[str, Any]]:
+    """Rows of every arm at its rate with its authors' range."""
+    jobs = [(arm, seed, rates[arm], minibatches, steps, 1.0) for seed in SEEDS for arm in ARMS]
+    return [row for some in trials("", jobs) for row in some]
 
 
 def ranges(
-    trials: Callable[[str, Sequence[tuple]], list[Rows]],
+    what: str,
+    trials: Trials,
+    factors: Factors,
     rates: Mapping[str, float],
     minibatches: int,
     search_steps: int,
     steps: int,
-    what: str = "range",
 ) -> list[Mapping[str, Any]]:
-    """Rows of a search of every arm's clip range at its rate, and of the arms with what it chose at all seeds. trials:
-    gives the rows, labelled by its first argument, of each (arm, seed, rate, minibatches, steps, scale)."""
+    """Rows of a search of every arm's clip range at its rate, and of the arms with what it chose at all seeds."""
     tried = {
-        arm: [(arm, SEARCH_SEED, rates[arm], minibatches, search_steps, scale) for scale in FACTORS[objective]]
+        arm: [(arm, SEARCH_SEED, rates[arm], minibatches, search_steps, scale) for scale in factors[objective]]
         for arm, (objective, _) in ARMS.items()
     }
     chosen, rows = best(lambda jobs: trials(f"{what} search", jobs), tried)
