@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import common
-from common import EVIDENCE, FACTORS, SEARCH_SEED, SEEDS, Plan, main, metrics, read, write
+from common import EVIDENCE, FACTORS, SEARCH_SEED, SEEDS, Plan, main, metrics, read, shown, write
 
 from gspo.reporting.seeds import seed_interval
 
@@ -142,12 +142,19 @@ def table(rows: list[dict]) -> None:
     for method in METHODS:
         found = {x: at(rows, STEPS, what="range search", method=method, scale=x) for x in FACTORS["gspo"]}
         print(f"{method}, at step {STEPS}, by factor on the range: {found}")
-    for what in ("run", "range chosen"):
-        mine = [row for row in rows if row["what"] == what]
-        print(what, {row["method"]: (row["rate"], row["scale"]) for row in mine})
+    found = {}
+    for what, machine in (("run", None), ("run", 2), ("range chosen", None)):
+        mine = [row for row in rows if (row["what"], row.get("machine")) == (what, machine)]
+        if not mine:
+            continue
+        print(what, machine or "", {row["method"]: (row["rate"], row["scale"]) for row in mine})
         over_problems(mine, STEPS)
         print(f"before: {[at(mine, 0, method=WHOLE, seed=seed) for seed in SEEDS]}")
-        table_of_runs({m: [at(mine, STEPS, method=m, seed=seed) for seed in SEEDS] for m in METHODS})
+        found[what] = {m: [at(mine, STEPS, method=m, seed=seed) for seed in SEEDS] for m in METHODS}
+        table_of_runs(found[what])
+    for method in METHODS:  # from the same cold starts, where the authors' range has run on the second machine
+        gained = [a - b for a, b in zip(found["range chosen"][method], found["run"][method], strict=True)]
+        print(f"{method}, own range less authors': {shown(gained)}, by seed {[round(x, 3) for x in gained]}")
 
 
 def over_problems(rows: list[dict], step: int) -> None:
@@ -186,8 +193,9 @@ def draw() -> None:
 
     rows = read("turns")
     panels = {f"search, rate {x:g}": [r for r in rows if r["what"] == "search" and r["rate"] == x] for x in RATES}
-    panels["other seeds, mean and range"] = [r for r in rows if r["what"] == "run"]
-    panels["the same, own clip ranges"] = [r for r in rows if r["what"] == "range chosen"]
+    panels["other seeds, mean and range"] = [r for r in rows if r["what"] == "run" and "machine" not in r]
+    panels["from other cold starts"] = [r for r in rows if r["what"] == "run" and "machine" in r]
+    panels["from these, own clip ranges"] = [r for r in rows if r["what"] == "range chosen"]
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True)
     for ax, (title, some) in zip(axes, panels.items(), strict=True):
