@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from common import SEARCH_SEED, SEEDS, Plan, main, read, side_by_side, sorting, write
-from routing_replay import all_pushed, picture, print_tables, trials_of, with_own_rates
+from replay_arms import all_pushed, trials_of, with_own_rates
+from routing_replay import picture, print_tables
 
 DIGITS = 16
 DECODER = {

@@ -13,7 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from common import FACTORS, SEARCH_SEED, SEEDS, Plan, main, read, write
-from routing_replay import picture, print_tables, trials_of, with_own_rates
+from replay_arms import trials_of, with_own_rates
+from routing_replay import picture, print_tables
 from upcycle import upcycle
 
 RECIPE = "recipes/smollm2.toml"

@@ -23,16 +23,12 @@ from common import (
     Plan,
     Rows,
     band,
-    best,
     by_run,
-    labelled,
     last,
     main,
     mean,
-    metrics,
     read,
     score,
-    short,
     shown,
     side_by_side,
     smooth,
@@ -40,6 +36,7 @@ from common import (
     table,
     write,
 )
+from replay_arms import ARMS, PARTS, all_pushed, trials_of, with_own_rates
 
 DIGITS = 4
 DECODER = {
@@ -51,13 +48,6 @@ DECODER = {
     "cold_start.learning_rate": 1e-3,
 }
 """Five million parameters, of which a token meets a seventh. Deep, since flips are said to grow with depth."""
-SCORED = {"rollout.old_logprobs": "trainer", "training.schedule": "constant", "evaluation.every": 20}
-"""In all arms: the scoring pass that replay needs, so that arms differ in nothing else."""
-ARMS = {
-    f"{objective}{' with replay' if replay == 'trainer' else ''}": (objective, replay)
-    for objective in ("gspo", "grpo")
-    for replay in ("none", "trainer")
-}
 RATES = {4: (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), 8: (3e-5, 1e-4, 3e-4), 16: (3e-5, 1e-4, 3e-4)}
 """Of the search, by minibatches a rollout batch: the paper's number, twice and four times it, eight samples each at 16. The
 highest rates are meant to break something."""
@@ -68,19 +58,6 @@ BOUNDARY = ((3e-4, 4), (3e-4, 8), (3e-4, 16), (1e-3, 4))
 """Learning rates and minibatches at which every arm is pushed at every seed, for SEARCH_STEPS steps."""
 RANGED = BOUNDARY[1:3]
 """Those of them where every arm's clip range is searched too: where arms were apart."""
-MOE = (
-    "moe/flips_by_minibatch", "moe/flips_by_layer", "moe/tokens_flipped", "moe/auxiliary_loss", "moe/replay_bytes",
-    "moe/replay_s", "moe/flips_after_by_minibatch", "moe/tokens_flipped_after",
-)  # fmt: skip
-
-SOUGHT = ("what", "arm", "seed", "rate", "minibatches", "step", "reward/mean", "evaluation/pass@1")
-"""Of a search's runs."""
-
-
-Trials = Callable[[str, Sequence[tuple]], Sequence[Rows]]
-"""The rows, labelled by its first argument if that says anything, of each (arm, seed, rate, minibatches, steps, scale)."""
-Factors = Mapping[str, Sequence[float]]
-"""On the authors' clip range, by objective."""
 
 
 def run(output: Path) -> None:
@@ -94,110 +71,6 @@ def run(output: Path) -> None:
     for rate, number in BOUNDARY:
         rows += all_pushed(trials, FACTORS if (rate, number) in RANGED else None, rate, number, SEARCH_STEPS)
     write("routing_replay", rows)
-
-
-def trials_of(plan: Plan, starts: Mapping[int, str]) -> Trials:
-    """Trials of that plan from these models by seed, as many at once as there are processors."""
-
-    def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
-        found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs], cpu_count())
-        return [of_range(some, what, job[-1]) if what else some for job, some in zip(jobs, found, strict=True)]
-
-    return trials
-
-
-def with_own_rates(
-    trials: Trials, factors: Factors, tried: Sequence[float], minibatches: int, search_steps: int, steps: int
-) -> list[Mapping[str, Any]]:
-    """Rows of a search of every arm's rate, of the arms at it at all seeds, and of `ranges` there."""
-    jobs = {arm: [(arm, SEARCH_SEED, rate, minibatches, search_steps, 1.0) for rate in tried] for arm in ARMS}
-    chosen, rows = best(lambda some: trials("search", some), jobs)
-    rates = {arm: job[2] for arm, job in chosen.items()}
-    rows += at_all_seeds(trials, rates, minibatches, steps)
-    return rows + ranges("range", trials, factors, rates, minibatches, search_steps, steps)
-
-
-def all_pushed(
-    trials: Trials, factors: Factors | None, rate: float, minibatches: int, steps: int
-) -> list[Mapping[str, Any]]:
-    """Rows of every arm at one rate at all seeds, and, where there are factors to search, of `ranges` there."""
-    rates = dict.fromkeys(ARMS, rate)
-    rows = pushed(at_all_seeds(trials, rates, minibatches, steps))
-    return rows + (ranges("pushed range", trials, factors, rates, minibatches, steps, steps) if factors else [])
-
-
-def at_all_seeds(trials: Trials, rates: Mapping[str, float], minibatches: int, steps: int) -> list[Mapping[str, Any]]:
-    """Rows of every arm at its rate with its authors' range."""
-    jobs = [(arm, seed, rates[arm], minibatches, steps, 1.0) for seed in SEEDS for arm in ARMS]
-    return [row for some in trials("", jobs) for row in some]
-
-
-def ranges(
-    what: str,
-    trials: Trials,
-    factors: Factors,
-    rates: Mapping[str, float],
-    minibatches: int,
-    search_steps: int,
-    steps: int,
-) -> list[Mapping[str, Any]]:
-    """Rows of a search of every arm's clip range at its rate, and of the arms with what it chose at all seeds."""
-    tried = {
-        arm: [(arm, SEARCH_SEED, rates[arm], minibatches, search_steps, scale) for scale in factors[objective]]
-        for arm, (objective, _) in ARMS.items()
-    }
-    chosen, rows = best(lambda jobs: trials(f"{what} search", jobs), tried)
-    jobs = [(arm, seed, rates[arm], minibatches, steps, job[-1]) for arm, job in chosen.items() for seed in SEEDS]
-    return rows + [row for some in trials(f"{what} chosen", jobs) for row in some]
-
-
-def of_range(rows: Rows, what: str, scale: float) -> list[dict[str, Any]]:
-    """Rows of a run with the authors' range times `scale`, without lists by layer; of a search what it goes by."""
-    given = {"what": what, "scale": scale}
-    if what.endswith("search"):
-        return [{k: row[k] for k in SOUGHT if k in row} | given for row in rows]
-    return [{k: v for k, v in row.items() if k != "moe/flips_by_layer"} | given for row in rows]
-
-
-def pushed(rows: Rows) -> list[dict[str, Any]]:
-    """Rows of a run that was pushed: without lists by layer or minibatch, which those at the arms' own rates have."""
-    return [{k: v for k, v in row.items() if not isinstance(v, list)} | {"what": "pushed"} for row in rows]
-
-
-def trial(
-    plan: Plan,
-    arm: str,
-    seed: int,
-    rate: float,
-    minibatches: int,
-    steps: int,
-    model: str | None = None,
-    scale: float = 1.0,
-) -> list[dict[str, Any]]:
-    """The rows of one run, from the seed's cold start or from `model`, with the authors' clip range times `scale`."""
-    objective, replay = ARMS[arm]
-    settings = {
-        **METHODS[objective].settings(rate, scale),
-        **SCORED,
-        "training.replay": replay,
-        "training.minibatches": minibatches,
-        "training.steps": steps,
-    }
-    name = f"{objective}-{replay}-lr{rate:g}-n{minibatches}-{steps}" + (f"-x{scale:.4g}" if scale != 1 else "")
-    folder = plan.run(name, seed, settings, model=model)
-    labels = {"arm": arm, "seed": seed, "rate": rate, "minibatches": minibatches}
-    kept = labelled(folder, what="search" if seed == SEARCH_SEED else "run", **labels)
-    return [a | experts(b) for a, b in zip(kept, metrics(folder), strict=True)]
-
-
-def experts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is committed of a step's `moe/`: flips by layer of each fifth step, load and dead experts over all layers."""
-    kept = {key: short(row[key]) for key in MOE if row.get(key) is not None}
-    if row["step"] % 5:
-        kept.pop("moe/flips_by_layer", None)
-    if row.get("moe/load_by_layer"):
-        kept |= {"load": short(max(row["moe/load_by_layer"])), "dead": sum(row["moe/dead_experts_by_layer"])}
-    return kept
 
 
 # ---- what the rows say ------------------------------------------------------------------------------------
@@ -223,11 +96,20 @@ AFTER = {
 """Choices flipped after each update of a step, by what routers choose of themselves, where runs tell it."""
 
 
-LAYERS = {
-    "first six": lambda rows: fmean(by_layer(rows)[:6]),
-    "last six": lambda rows: fmean(by_layer(rows)[-6:]),
-}
+LAYERS = {name: lambda rows, part=part: fmean(by_layer(rows)[part]) for name, part in PARTS.items()}
 """Mean over layers of the share of choices that flipped."""
+AFTER_LAYERS = {
+    **{
+        f"{name}, {when}": lambda rows, key=f"after, {name}", at=at: mean_of(rows, key, at)
+        for name in PARTS
+        for when, at in {"update 1": 0, "update 2": 1, "the last": -1}.items()
+    },
+    **{
+        f"tokens with any, update {n}": lambda rows, n=n: mean_of(rows, "moe/tokens_flipped_after_by_minibatch", n - 1)
+        for n in (1, 2)
+    },
+}
+"""The same by layer, and of tokens with any flip, where runs tell it after each update."""
 
 
 def mean_of(rows: Rows, key: str, place: int) -> float:
@@ -366,6 +248,8 @@ def _print_arms(runs: Mapping[tuple, Any], columns: Mapping[str, Any] = COLUMNS)
     print(table(arms, columns, lambda arm, value: shown(_values(runs, arm, value))) + table(pairs, columns, difference))
     if all(any("moe/flips_after_by_minibatch" in row for row in run) for run in runs.values()):
         print("flips\n" + table(arms, AFTER, lambda arm, value: shown(_values(runs, arm, value), 4)))
+    if all(any("after, first six" in row for row in run) for run in runs.values()):
+        print("flips by layer\n" + table(arms, AFTER_LAYERS, lambda arm, value: shown(_values(runs, arm, value), 4)))
 
 
 def _print_ranges(rows: Rows, what: str, runs: Mapping[tuple, Rows], columns: Mapping[str, Any]) -> None:

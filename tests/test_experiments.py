@@ -181,8 +181,8 @@ def little_learning(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_runs_from_an_empty_folder_to_its_rows(script, name, little_learning, runs, tmp_path, monkeypatch):
     experiment = script(name)
-    for key in ("SEEDS", "FACTORS", "ARMS", "side_by_side"):  # what other experiments have of this one
-        monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
+    for key in ("SEEDS", "ARMS", "side_by_side"):
+        monkeypatch.setattr(script("replay_arms"), key, SMALL["routing_replay"][key])
     for key, value in SMALL[name].items():
         monkeypatch.setattr(experiment, key, value)
     monkeypatch.setattr(experiment, "sorting", lambda *args: fewer(script("common").sorting(*args)), raising=False)
@@ -237,7 +237,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
     language = script("language_mixture")
     monkeypatch.setattr(script("common"), "EVIDENCE", tmp_path)
     for key in ("SEEDS", "side_by_side"):
-        monkeypatch.setattr(script("routing_replay"), key, SMALL["routing_replay"][key])
+        monkeypatch.setattr(script("replay_arms"), key, SMALL["routing_replay"][key])
     monkeypatch.setattr(language, "FACTORS", FEW)
     three = fewer(script("common").sorting(3, tmp_path)).settings
     small = {"RECIPE": "experiments/sorting.toml", "SETTINGS": three, "RATES": (1e-3,)}
@@ -245,7 +245,7 @@ def test_the_comparison_of_language_models_runs_to_its_rows(script, llama, tmp_p
         monkeypatch.setattr(language, key, value)
     language.run(tmp_path, str(llama))
     rows = script("common").read("language_mixture")
-    arms = script("routing_replay").ARMS
+    arms = script("replay_arms").ARMS
     for what in ("run", "range search", "range chosen"):
         assert {row["arm"] for row in rows if row["what"] == what} == set(arms)
     told = {(row["what"], row["step"]) for row in rows if "evaluation/pass@1" in row}
