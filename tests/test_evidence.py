@@ -14,6 +14,7 @@ from gspo.config import Config
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
 RUNS = sorted(path.parent for path in EVIDENCE.glob("runs/*/*/metrics.jsonl"))
+TRIALS = sorted(path.parent for path in EVIDENCE.glob("runs/clip_range/*-digits/*/metrics.jsonl"))
 LABELS = (
     "what", "arm", "method", "seed", "rate", "scale", "minibatches", "precision", "machine", "digits", "since", "change",
 )  # fmt: skip
@@ -75,7 +76,27 @@ def test_what_is_committed_of_a_whole_run_says_what_the_run_said(common, name):
     assert len({keys[0] for keys in found.values()}) == len(found)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_what_is_committed_of_trials_of_ranges_is_what_their_runs_said(common):
+    """clip_range's: means over the steps of each. Those of the search's seed are told by what they chose alone."""
+    keys = {"clip/sequence": "share", **{k: k for k in ("reward/mean", "ratio/sequence_std", "ratio/token_std")}}
+    told = [row for row in common.read("clip_range") if row["what"] == "range"]
+    found = []
+    for run in TRIALS:
+        config = json.loads((run / "config.json").read_text())
+        if config["seed"] != common.SEARCH_SEED:
+            rows, digits = common.metrics(run), int(run.parent.name.removesuffix("-digits"))
+            scale = config["objective"]["clip_high"] / common.METHODS["gspo"].high
+            given = {"digits": digits, "seed": config["seed"], "rate": config["training"]["learning_rate"]}
+            means = {new: common.short(common.mean(rows, old)) for old, new in keys.items()}
+            found += [
+                row
+                for row in told
+                if (given | means).items() <= row.items() and row["scale"] == pytest.approx(scale, rel=1e-4)
+            ]
+    assert sorted(map(str, found)) == sorted(map(str, told))
+
+
+@pytest.mark.parametrize("run", [*RUNS, *TRIALS], ids=lambda run: run.name)
 def test_the_settings_of_a_whole_run_are_known(run):
     config = Config.model_validate(json.loads((run / "config.json").read_text()))
     assert run.name.endswith(f"seed{config.seed}") and config.name == run.name
