@@ -214,10 +214,13 @@ def print_tables(rows: Rows) -> None:
     for (rate, n), some in by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches").items():
         print(f"pushed: {rate:g}, {n} minibatches")
         _print_arms(by_run(some, "arm", "seed"), PUSHED)
-    for what, columns in {"range": COLUMNS, "pushed range": PUSHED}.items():
-        for (n,), some in by_run([row for row in rows if row["what"] == f"{what} chosen"], "minibatches").items():
-            print(f"{what} chosen, {n} minibatches")
-            _print_ranges([row for row in rows if row["minibatches"] == n], what, by_run(some, "arm", "seed"), columns)
+    for (n,), some in by_run([row for row in rows if row["what"] == "range chosen"], "minibatches").items():
+        print(f"range chosen, {n} minibatches")
+        _print_ranges([row for row in rows if row["minibatches"] == n], "range", by_run(some, "arm", "seed"), COLUMNS)
+    for place, some in by_run([row for row in rows if row["what"] == "pushed range chosen"], "rate", "minibatches").items():
+        print("pushed range chosen: {:g}, {} minibatches".format(*place))
+        there = [row for row in rows if (row["rate"], row["minibatches"]) == place]
+        _print_ranges(there, "pushed range", by_run(some, "arm", "seed"), PUSHED)
 
 
 DIFFERENCES = (
