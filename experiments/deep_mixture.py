@@ -43,6 +43,8 @@ BOUNDARY = ((1e-4, 4), (1e-4, 8), (1e-4, 16), (3e-4, 4))
 RANGED = DRAWN = BOUNDARY[1:3]
 """Those of them where every arm's clip range is searched too, and that are drawn."""
 
+AT_ONCE = 16
+"""Runs side by side: one GPU holds them."""
 LAST = 4
 """The machine on which rates were searched with 8 and 16 minibatches."""
 
@@ -52,7 +54,7 @@ def run(output: Path) -> None:
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "deep_mixture", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds]), strict=True))
-    trials, rows = trials_of(plan, starts), list[Mapping[str, Any]]()
+    trials, rows = trials_of(plan, starts, AT_ONCE), list[Mapping[str, Any]]()
     for number, rates in RATES.items():
         rows += with_own_rates(trials, FACTORS, rates, number, STEPS, STEPS)
     for rate, number in BOUNDARY:

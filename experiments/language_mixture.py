@@ -4,8 +4,7 @@
     python experiments/language_mixture.py --draw
 
 Run from the repository's folder. The mixture is made by upcycle.py out of the recipe's model and learns the recipe's task.
-All runs of a phase go side by side: a dozen of them need about 100 GB of one GPU. Writes
-docs/evidence/language_mixture.jsonl and .png.
+Runs go side by side, a process each. Writes docs/evidence/language_mixture.jsonl and .png.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ SETTINGS = {
 RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, which is the boundary too. The recipe's is the first."""
 MINIBATCHES = 4
+AT_ONCE = 12
+"""Runs side by side: they need about 100 GB."""
 SEARCH_STEPS, STEPS = 20, 40
 
 
@@ -38,7 +39,7 @@ def run(output: Path, model: str) -> None:
     plan = Plan(RECIPE, output / "language_mixture", SETTINGS)
     mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
-    trials = trials_of(plan, starts)
+    trials = trials_of(plan, starts, AT_ONCE)
     write("language_mixture", with_own_rates(trials, FACTORS, RATES, MINIBATCHES, SEARCH_STEPS, STEPS))
 
 

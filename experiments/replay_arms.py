@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import cpu_count
 from statistics import fmean
 from typing import Any
 
@@ -31,11 +30,11 @@ Factors = Mapping[str, Sequence[float]]
 """On the authors' clip range, by objective."""
 
 
-def trials_of(plan: Plan, starts: Mapping[int, str]) -> Trials:
-    """Trials of that plan from these models by seed, as many at once as there are processors."""
+def trials_of(plan: Plan, starts: Mapping[int, str], at_once: int) -> Trials:
+    """Trials of that plan from these models by seed, so many at once."""
 
     def trials(what: str, jobs: Sequence[tuple]) -> list[Rows]:
-        found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs], cpu_count())
+        found = side_by_side(trial, [(plan, *job[:-1], starts[job[1]], job[-1]) for job in jobs], at_once)
         return [of_range(some, what, job[-1]) if what else some for job, some in zip(jobs, found, strict=True)]
 
     return trials

@@ -65,7 +65,7 @@ def run(output: Path) -> None:
     plan, seeds = sorting(DIGITS, output), (SEARCH_SEED, *SEEDS)
     plan = Plan(plan.recipe, output / "routing", {**plan.settings, **DECODER})
     starts = dict(zip(seeds, side_by_side(plan.start, [(seed,) for seed in seeds], cpu_count()), strict=True))
-    trials, rows = trials_of(plan, starts), list[Mapping[str, Any]]()
+    trials, rows = trials_of(plan, starts, cpu_count() or 1), list[Mapping[str, Any]]()
     for number, steps in STEPS.items():
         rows += with_own_rates(trials, FACTORS, RATES[number], number, SEARCH_STEPS, steps)
     for rate, number in BOUNDARY:
