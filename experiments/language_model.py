@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from clip_range import geometric, range_at_target
@@ -61,7 +60,8 @@ asked here. Layers uncompiled: compiling takes as long as a run. No checkpoints:
 RATES = (1e-5, 3e-5, 1e-4)
 """Of the search, and of what hides. The recipe's is the first."""
 SCALES = {1e-5: (4, 16, 64), 3e-5: (16, 64, 256, 1024)}
-"""Learning rate to factors on the authors' range, around the one that clips 0.15. The highest rate may break all."""
+"""Learning rate to factors on the authors' range, around the one that clips 0.15, at the reported seeds: what share a range
+clips is told of them, none runs on with it. The highest rate may break all."""
 WIDER = {"gspo": (), "grpo": (4.0, 16.0)}
 """Further factors, on the side that a search over FACTORS leaves out."""
 SEARCH_STEPS, STEPS = 20, 40
@@ -85,12 +85,10 @@ def run(output: Path, model: str) -> None:
     own = [(trial, plan, n, best[n], x, SEARCH_SEED, SEARCH_STEPS) for n in METHODS for x in (*FACTORS[n], *WIDER[n])]
     for (_, _, name, *_), some in zip(own, side_by_side(call, own), strict=True):
         rows += [row | {"what": "range search", "arm": name} for row in some]
-    rate = max(SCALES, key=lambda rate: scores["gspo", rate])
     wanted = [(trial, plan, "gspo", rate, 1.0, seed, STEPS) for rate in RATES for seed in SEEDS]
     wanted += [(trial, plan, "grpo", rate, 1.0, s, STEPS) for rate in sorted({RATES[0], best["grpo"]}) for s in SEEDS]
-    if ranges := ranges_at(rows, rate):
-        scale = geometric_mean(ranges) / METHODS["gspo"].high
-        wanted += [(trial, plan, "gspo", rate, scale, seed, STEPS) for seed in SEEDS]
+    if upper := searched_range(rows):
+        wanted += [(trial, plan, "gspo", best["gspo"], upper / METHODS["gspo"].high, seed, STEPS) for seed in SEEDS]
     rows += [row for some in side_by_side(call, wanted) for row in some]
     write("language_model", rows)
     alone = [seconds(plan, name, best[name], seed) for seed in SEEDS for name in METHODS]
@@ -148,6 +146,13 @@ COLUMNS: dict[str, Callable[[Rows], float]] = {
 HIDDEN = ("clipped", "inside", "inside_past_grpo", "free_past_grpo", "all_past_grpo", "abs_log_s_median")
 
 
+def searched_range(rows: Rows) -> float | None:
+    """The upper range of gspo that clips the target at the search's seed, by its first search over FACTORS."""
+    mine = [row for row in rows if row["what"] == "range search" and row["arm"] == "gspo"]
+    trials = by_run(mine, "scale").items()
+    return range_at_target([{"scale": scale, "share": mean(some, "clip/sequence")} for (scale,), some in trials])
+
+
 def ranges_at(rows: Rows, rate: float) -> list[float]:
     """The upper range that clips the target at a rate, by seed, less what no trial reached."""
     trials = by_run([row for row in rows if row["what"] == "range" and row["rate"] == rate], "seed")
@@ -176,7 +181,7 @@ def draw() -> None:
             ranges.plot(*zip(*points, strict=True), ".-", color=colours[rate], linewidth=1, label=label)
     ranges.axhline(0.15, color="grey", linestyle=":")
     for rate, colour in colours.items():
-        some = [p for r in rows if r["what"] == "hidden" and r["rate"] == rate for p in r.get("log_s_largest_clipped", [])]
+        some = [p for r in hiding(rows, 1) if r["rate"] == rate for p in r.get("log_s_largest_clipped", [])]
         points = [(max(abs(log_s), 1e-6), max(largest, 1e-3)) for log_s, largest, _ in some]
         hidden.plot(*zip(*points, strict=True), "o", markersize=2.5, alpha=0.4, color=colour, label=f"{rate:g}")
     hidden.axhline(FAR, color="grey", linestyle=":")
@@ -201,14 +206,20 @@ def best_rate(rows: Rows, arm: str) -> float:
     return max(found, key=lambda key: score(found[key]))[0]
 
 
+def hiding(rows: Rows, machine: int) -> list[Mapping[str, Any]]:
+    """What hides, of a machine's runs."""
+    return [row for row in rows if row["what"] == "hidden" and row["machine"] == machine]
+
+
 def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) -> None:
-    """The search, the ranges, the arms on each machine and over both, what hides, and seconds."""
+    """The search, the ranges, the arms on each machine and over all, what hides, and seconds."""
     found = by_run([row for row in rows if row["what"] == "search"], "arm", "rate")
     print(table(METHODS, {f"{rate:g}": rate for rate in RATES}, lambda arm, rate: f"{score(found[arm, rate]):.3f}"))
     ranged = [row for row in rows if row["what"] == "range search"]
     for (arm, rate, scale, machine), some in by_run(ranged, "arm", "rate", "scale", "machine").items():
         clipped = f"{METHODS[arm].share} {mean(some, METHODS[arm].share):.3f}"
         print(f"{arm} at {rate:g}, range x{scale:.4g}, machine {machine}: {score(some):.3f}, {clipped}")
+    print(f"upper range at 0.15 at the search's seed: {searched_range(rows):.4g}")
     for rate in SCALES:
         print(f"{rate:g}: upper range at 0.15: {geometric(ranges_at(rows, rate))}")
         for scale, some in by_run([r for r in rows if r["what"] == "range" and r["rate"] == rate], "scale").items():
@@ -218,14 +229,17 @@ def print_tables(rows: Rows, runs: dict[tuple, Rows], best: dict[str, float]) ->
     for machine in sorted({machine for *_, machine, _ in runs}):
         print(f"machine {machine}")
         print_arms({key: run for key, run in runs.items() if key[2] == machine}, best)
-    print("both machines")
+    print("all machines")
     print_arms(runs, best)
-    hidden = [row for row in rows if row["what"] == "hidden" and "step" in row]
+    for (machine,), some in by_run([row for row in rows if row["what"] == "hidden" and "step" in row], "machine").items():
+        at = by_run(some, "rate")
 
-    def hides(rate: str, key: str) -> str:
-        return shown(mean_of([row for row in hidden if row["rate"] == float(rate)], key, SEARCH_STEPS + 1, STEPS))
+        def hides(rate: str, key: str, at: Mapping[tuple, Rows] = at) -> str:
+            return shown(mean_of(at[float(rate),], key, SEARCH_STEPS + 1, STEPS))
 
-    print("what hides\n" + table([f"{rate:g}" for rate in RATES], {key: key for key in HIDDEN}, hides))
+        print(
+            f"what hides, machine {machine}\n" + table([f"{rate:g}" for (rate,) in at], {key: key for key in HIDDEN}, hides)
+        )
     print_alone(by_run([row for row in rows if row["what"] == "seconds"], "arm", "seed"))
 
 
