@@ -45,8 +45,9 @@ RANGED = DRAWN = BOUNDARY[1:3]
 
 AT_ONCE = 16
 """Runs side by side: one GPU holds them."""
-LAST = 4
-"""The machine on which rates were searched with 8 and 16 minibatches."""
+LATER = (4, 5)
+"""Machines of 8 and 16 minibatches alone: on the first their rates were searched, on the second arms ran with what was
+chosen, and with ranges of their own."""
 
 
 def run(output: Path) -> None:
@@ -63,14 +64,13 @@ def run(output: Path) -> None:
 
 
 def draw() -> None:
-    """The figure, of the machines but the last; on standard output the tables, of the last machine's runs apart."""
+    """The figure, of the machines but the last two; on standard output the tables, those of the last two's runs apart."""
     rows = read("deep_mixture")
-    last = [row for row in rows if row.get("machine") == LAST]
-    earlier = [row for row in rows if row.get("machine") != LAST]
+    earlier = [row for row in rows if row.get("machine") not in LATER]
     print_tables(earlier)
-    if last:
-        print(f"machine {LAST}")
-        print_tables(last)
+    for machine in LATER:
+        print(f"machine {machine}")
+        print_tables([row for row in rows if row.get("machine") == machine])
     picture("deep_mixture", earlier, DRAWN)
 
 

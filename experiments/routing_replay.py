@@ -200,7 +200,7 @@ def by_layer(rows: Rows) -> list[float]:
 
 
 def print_tables(rows: Rows) -> None:
-    """By minibatches the search and each arm's numbers, with either clip range; then what was pushed."""
+    """By minibatches the searches and each arm's numbers, with either clip range; then what was pushed."""
     for (n,), some in by_run([row for row in rows if row["what"] == "search"], "minibatches").items():
         found = by_run(some, "arm", "rate")
         rates = {f"{rate:g}": rate for rate in sorted({rate for _, rate in found})}
@@ -214,6 +214,11 @@ def print_tables(rows: Rows) -> None:
     for (rate, n), some in by_run([row for row in rows if row["what"] == "pushed"], "rate", "minibatches").items():
         print(f"pushed: {rate:g}, {n} minibatches")
         _print_arms(by_run(some, "arm", "seed"), PUSHED)
+    searched = by_run(
+        [row for row in rows if row["what"].endswith("range search")], "what", "minibatches", "arm", "rate", "scale"
+    )
+    for (what, n, arm, rate, scale), run in searched.items():
+        print(f"{what}, {n} minibatches: {arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
     for (n,), some in by_run([row for row in rows if row["what"] == "range chosen"], "minibatches").items():
         print(f"range chosen, {n} minibatches")
         _print_ranges([row for row in rows if row["minibatches"] == n], "range", by_run(some, "arm", "seed"), COLUMNS)
@@ -256,10 +261,7 @@ def _print_arms(runs: Mapping[tuple, Any], columns: Mapping[str, Any] = COLUMNS)
 
 
 def _print_ranges(rows: Rows, what: str, runs: Mapping[tuple, Rows], columns: Mapping[str, Any]) -> None:
-    """The search of the range at each arm's rate, the arms with what it chose, and less the authors' range there."""
-    searched = [row for row in rows if row["what"] == f"{what} search"]
-    for (arm, rate, scale), run in by_run(searched, "arm", "rate", "scale").items():
-        print(f"{arm} at {rate:g}, range x{scale:.4g}: {score(run):.3f}")
+    """The arms with what the search of their range chose, and less the authors' range at their rate."""
     scales = {arm: (run[0]["rate"], run[0]["scale"]) for (arm, _), run in runs.items()}
     same = "pushed" if "pushed" in what else "run"
     there = [row for row in rows if row["what"] == f"{what} authors'"] or [row for row in rows if row["what"] == same]
