@@ -11,6 +11,7 @@ evaluation and for each ten training steps) and turns.png.
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,20 @@ def rows_of(plan: Plan, what: str, method: str, seed: int, rate: float, scale: f
 
 def table(rows: list[dict]) -> None:
     """Print the searches, and what the runs give."""
-    for method in METHODS:
-        for rate in RATES:
-            found = [at(rows, step, what="search", method=method, rate=rate) for step in (0, 50, 100, 150)]
-            print(f"search, {method}, {rate:g}, at steps 0, 50, 100, 150: {found}")
-    for rate in RATES:
-        over_problems([row for row in rows if row["what"] == "search" and row["rate"] == rate], SEARCH_STEPS)
+    for machine in (None, 2):
+        searched = [row for row in rows if (row["what"], row.get("machine")) == ("search", machine)]
+        for method, rate in product(METHODS, RATES if searched else ()):
+            found = [at(searched, step, method=method, rate=rate) for step in (0, 50, 100, 150)]
+            print(f"search {machine or ''}, {method}, {rate:g}, at steps 0, 50, 100, 150: {found}")
+        for rate in RATES if searched else ():
+            over_problems([row for row in searched if row["rate"] == rate], SEARCH_STEPS)
     for method in METHODS:
         found = {x: at(rows, STEPS, what="range search", method=method, scale=x) for x in FACTORS["gspo"]}
         print(f"{method}, at step {STEPS}, by factor on the range: {found}")
     found = {}
     for what, machine in (("run", None), ("run", 2), ("range chosen", None)):
-        mine = [row for row in rows if (row["what"], row.get("machine")) == (what, machine)]
+        there = [row for row in rows if (row["what"], row.get("machine")) == (what, machine)]
+        mine = [row for row in there if row["rate"] == chosen_rate(rows, row["method"])]
         if not mine:
             continue
         print(what, machine or "", {row["method"]: (row["rate"], row["scale"]) for row in mine})
@@ -152,6 +155,12 @@ def table(rows: list[dict]) -> None:
         print(f"before: {[at(mine, 0, method=WHOLE, seed=seed) for seed in SEEDS]}")
         found[what] = {m: [at(mine, STEPS, method=m, seed=seed) for seed in SEEDS] for m in METHODS}
         table_of_runs(found[what])
+        for method, rate in sorted(
+            {(row["method"], row["rate"]) for row in there} - {(r["method"], r["rate"]) for r in mine}
+        ):
+            other = [at(there, STEPS, method=method, rate=rate, seed=seed) for seed in SEEDS]
+            less = [a - b for a, b in zip(other, found[what][method], strict=True)]
+            print(f"{method} at {rate:g}: {shown(other)}, by seed {other}, less its other rate {shown(less)}")
     for method in METHODS:  # from the same cold starts, where the authors' range has run on the second machine
         gained = [a - b for a, b in zip(found["range chosen"][method], found["run"][method], strict=True)]
         print(f"{method}, own range less authors': {shown(gained)}, by seed {[round(x, 3) for x in gained]}")
@@ -192,9 +201,10 @@ def draw() -> None:
     from matplotlib.figure import Figure
 
     rows = read("turns")
-    panels = {f"search, rate {x:g}": [r for r in rows if r["what"] == "search" and r["rate"] == x] for x in RATES}
+    first = [r for r in rows if r["what"] == "search" and "machine" not in r]
+    panels = {f"search, rate {x:g}": [r for r in first if r["rate"] == x] for x in RATES}
     panels["other seeds, mean and range"] = [r for r in rows if r["what"] == "run" and "machine" not in r]
-    panels["from other cold starts"] = [r for r in rows if r["what"] == "run" and "machine" in r]
+    panels["from other cold starts"] = [r for r in rows if r["what"] == "run" and "machine" in r and r["rate"] == RATES[0]]
     panels["from these, own clip ranges"] = [r for r in rows if r["what"] == "range chosen"]
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True)
