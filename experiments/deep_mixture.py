@@ -64,14 +64,16 @@ def run(output: Path) -> None:
 
 
 def draw() -> None:
-    """The figure, of the machines but the last two; on standard output the tables, those of the last two's runs apart."""
+    """The figure, with 16 minibatches of the last machine, where every arm had its own rate; on standard output the tables,
+    those of the last two machines apart."""
     rows = read("deep_mixture")
     earlier = [row for row in rows if row.get("machine") not in LATER]
     print_tables(earlier)
     for machine in LATER:
         print(f"machine {machine}")
         print_tables([row for row in rows if row.get("machine") == machine])
-    picture("deep_mixture", earlier, DRAWN)
+    with_16 = [row for row in rows if row.get("machine") == LATER[-1] and row["what"] == "run" and row["minibatches"] == 16]
+    picture("deep_mixture", [row for row in earlier if row["what"] != "run" or row["minibatches"] == 4] + with_16, DRAWN)
 
 
 if __name__ == "__main__":

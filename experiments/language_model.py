@@ -252,11 +252,13 @@ def print_arms(runs: dict[tuple, Rows], best: dict[str, float]) -> None:
     arms = [arm for arm in COLOURS if values(arm, best[arm], score)]
     print({arm: best[arm] for arm in arms}, table(arms, COLUMNS, lambda arm, f: shown(values(arm, best[arm], f))), sep="\n")
 
-    def less_gspo(arm: str, f: Callable[[Rows], float]) -> str:
-        pairs = zip(values(arm, best[arm], f), values("gspo", best["gspo"], f), strict=True)
+    def difference(arm: str, f: Callable[[Rows], float], less: str = "gspo") -> str:
+        pairs = zip(values(arm, best[arm], f), values(less, best[less], f), strict=True)
         return shown([a - b for a, b in pairs])
 
-    print("less gspo\n" + table(arms[1:], COLUMNS, less_gspo))
+    print("less gspo\n" + table(arms[1:], COLUMNS, difference))
+    if arms[2:]:
+        print("less grpo\n" + table(arms[2:], COLUMNS, lambda arm, f: difference(arm, f, "grpo")))
     for name in METHODS:
         rates = [f"{rate:g}" for rate in RATES if values(name, rate, score)]
         print(f"{name}\n" + table(rates, COLUMNS, lambda rate, f, name=name: shown(values(name, float(rate), f))))

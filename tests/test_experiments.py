@@ -134,7 +134,7 @@ SMALL = {
     "gradient_variance": {"SEEDS": (0,), "GROUPS": {8: 8, 16: 8}, "STEPS": {"near": (1, 1e-4), "far": (1, 1e-3)}},
     "routing_replay": {
         "RATES": {4: (1e-3,)}, "SEEDS": (0,), "SEARCH_STEPS": 2, "STEPS": {4: 3}, "DIGITS": 3,
-        "BOUNDARY": ((3e-4, 4),), "RANGED": ((3e-4, 4),), "FACTORS": FEW, "DECODER": MIXTURE, "ARMS": TWO,
+        "BOUNDARY": ((3e-4, 4),), "DRAWN": ((3e-4, 4),), "FACTORS": FEW, "DECODER": MIXTURE, "ARMS": TWO,
         "side_by_side": lambda work, jobs, at_once: [work(*job) for job in jobs],
     },
     "engine_replay": {
