@@ -35,14 +35,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1, "num_key_value_heads": 4,
     },
 }  # fmt: skip
-LAYERS = {"deepseek_v3": (1, 2)}
+ROUTED = FAMILIES | {"deepseek_v2": {k: v for k, v in FAMILIES["deepseek_v3"].items() if "group" not in k}}
+"""With one more whose router alone is tested."""
+LAYERS = dict.fromkeys(("deepseek_v2", "deepseek_v3"), (1, 2))
 """Layers with experts, where not all three have them."""
 
 
 def family(name: str, **changes: Any) -> Any:
     """A model with routers that are not indifferent: their logits spread by about 1."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **COMMON | FAMILIES.get(name, {}) | changes)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **COMMON | ROUTED.get(name, {}) | changes)).eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             if "gate.weight" in key or "router.weight" in key:

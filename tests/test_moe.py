@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from moe_support import FAMILIES, LAYERS, family, moe_policy
+from moe_support import LAYERS, ROUTED, family, moe_policy
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from gspo.moe import Record, RecordError, RoutingCounts, checked_rows, find_routing, packed_ids, routing_metrics
@@ -28,7 +28,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ROUTED)
 def test_replaying_what_was_chosen_changes_no_bit(name, dtype):
     model, routing = watched(name, dtype=dtype)
     assert routing.layers == LAYERS.get(name, (0, 1, 2)) and (routing.num_experts, routing.top_k) == (8, 2)
@@ -41,7 +41,7 @@ def test_replaying_what_was_chosen_changes_no_bit(name, dtype):
     assert torch.equal(logits(model), plain)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ROUTED)
 def test_experts_get_the_replayed_ids_and_the_weights_of_live_logits(name):
     """An id that no router chose is computed, weighted and given a gradient, to the router too."""
     model, routing = watched(name)
@@ -60,7 +60,7 @@ def test_experts_get_the_replayed_ids_and_the_weights_of_live_logits(name):
         assert torch.equal(ids, replayed[:, layer])
         expected = torch.softmax(live, -1) if name != "deepseek_v3" else live.sigmoid()
         expected = expected.gather(1, ids)
-        if name != "olmoe":
+        if name not in ("olmoe", "deepseek_v2"):
             expected = expected / expected.sum(-1, keepdim=True)
         torch.testing.assert_close(scores, expected * (2.5 if name == "deepseek_v3" else 1.0))
         for expert in ids.unique():
