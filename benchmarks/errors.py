@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 from torch.nn.functional import scaled_dot_product_attention
 
 from gspo.config import CreateConfig, ModelConfig
@@ -30,6 +31,8 @@ from gspo.training.policy import Policy, load_policy
 
 LENGTHS = [700, 512, 300, 129, 64, 7, 1]
 PROMPTS = {"no": [None] * 7, "a": [None, None, None, None, 3, 3, 3]}
+TOKENS, WIDTH, VOCABULARY = 900, 256, 5003
+"""Of the rows of log-probabilities."""
 LUCK, LUCK_OF_ONE = 1.1, 2.0
 FLOAT32_BOUND = 1e-5
 
@@ -97,11 +100,12 @@ def one_by_one(prompts: list[int | None], q: Tensor, k: Tensor, v: Tensor) -> Te
 
 
 def head_rows(device: str) -> list[bool]:
-    """Log-probabilities and their gradients against a plain softmax over [tokens, vocabulary]."""
+    """Log-probabilities and their gradients, and entropies, against a plain softmax over [tokens, vocabulary]."""
     out, g = [], torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(900, 256, generator=g).to(device), torch.randn(5003, 256, generator=g).to(device) / 8
-    target = torch.randint(5003, (900,), generator=g).to(device)
-    logprobs.CHUNK_ELEMENTS[device] = 5003 * 256
+    hidden, weight = (torch.randn(n, WIDTH, generator=g).to(device) for n in (TOKENS, VOCABULARY))
+    weight /= 8
+    target = torch.randint(VOCABULARY, (TOKENS,), generator=g).to(device)
+    logprobs.CHUNK_ELEMENTS[device] = VOCABULARY * 256
     for temperature, wide in ((1.0, False), (0.7, False), (1.0, True)):
 
         def fast(h: Tensor, w: Tensor, t: float = temperature, wide: bool = wide) -> Tensor:
@@ -118,6 +122,11 @@ def head_rows(device: str) -> list[bool]:
             exact = gradients(plain, [x.double() for x in inputs])
             name = f"log-probabilities at temperature {temperature:g}{', float32 head' if wide else ''}"
             out.append(report(name, dtype, gradients(fast, inputs), gradients(plain, inputs), exact))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        h, w = hidden.to(dtype), weight.to(dtype)
+        fast_T = linear_logprobs(h, w, target, temperature=0.7)[1]
+        plain_T, exact_T = (Categorical(logits=x / 0.7).entropy() for x in ((h @ w.T).float(), h.double() @ w.double().T))
+        out.append(report("entropies at temperature 0.7", dtype, [fast_T], [plain_T], [exact_T]))
     return out
 
 
@@ -170,14 +179,16 @@ def layer_rows(device: str) -> list[bool]:
     exact, plain = (
         {dtype: run(dtype, computed, kernels="torch") for dtype in dtypes} for computed in (torch.float64, None)
     )
+    together, alone = functools.partial(with_a_shared_prompt, ids), functools.partial(after_their_prompts, ids)
     out = [
         report(
-            "layers by torch, a shared prompt",
+            f"layers by {kernels}, a shared prompt",
             dtype,
-            run(dtype, hidden=functools.partial(with_a_shared_prompt, ids), kernels="torch"),
-            run(dtype, hidden=functools.partial(after_their_prompts, ids), kernels="torch"),
-            run(dtype, torch.float64, functools.partial(after_their_prompts, ids), kernels="torch"),
+            run(dtype, hidden=together, kernels=kernels),
+            run(dtype, hidden=alone, kernels="torch"),
+            run(dtype, torch.float64, alone, kernels="torch"),
         )
+        for kernels in ("torch", "compile")
         for dtype in dtypes
     ]
     return out + [

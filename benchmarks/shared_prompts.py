@@ -3,10 +3,9 @@
 MODEL is one of Qwen3's shapes (0.6B, 1.7B, 4B, or tiny; random weights) or a folder.
 
 So many groups of eight responses of 512 tokens that each row has about 65,536 tokens without sharing; one minibatch, the
-groups whole in it. Both updates are of the same model, and take turns; without sharing every sample is a group of its own,
-which changes nothing else. Medians; peak memory is that of the update beyond what was held before.
-
-Not covered: minibatches dealt sample by sample (training.groups = "spread"), where a group shares what meets.
+groups whole in it, unless --minibatches and --groups say otherwise: dealt sample by sample (training.groups = "spread") a
+group shares what meets. Both updates are of the same model, and take turns; without sharing every sample is a group of its
+own, which changes nothing else. Medians; peak memory is that of the update beyond what was held before.
 """
 
 from __future__ import annotations
@@ -44,16 +43,21 @@ def groups(vocabulary: int, prompt: int, response: int, tokens: int) -> list[Tra
     return out
 
 
-def recipe(model: ModelConfig, prompt: int, response: int, micro: int) -> Config:
-    """One minibatch; the first needs no old log-probabilities."""
+def recipe(model: ModelConfig, prompt: int, args: argparse.Namespace) -> Config:
+    """Of a prompt's tokens, and the rest as the command line says; with the engine's old log-probabilities."""
     return Config.model_validate(
         {
             "name": "bench",
             "model": model.model_dump(),
             "data": {"source": "reasoning_gym", "task": "chain_sum", "size": 8, "template": "{expression}"},
             "rewards": [{"type": "exact"}],
-            "rollout": {"max_prompt_tokens": prompt, "max_response_tokens": response},
-            "training": {"steps": 8, "minibatches": 1, "groups": "keep", "micro_batch_tokens": micro},
+            "rollout": {"max_prompt_tokens": prompt, "max_response_tokens": args.response, "old_logprobs": "engine"},
+            "training": {
+                "steps": 8,
+                "minibatches": args.minibatches,
+                "groups": args.groups,
+                "micro_batch_tokens": args.micro,
+            },
         }
     )
 
@@ -81,6 +85,8 @@ def main() -> None:
     parser.add_argument("--response", type=positive, default=512, help="tokens of a response")
     parser.add_argument("--tokens", type=positive, default=65536, help="tokens of a row without sharing, about")
     parser.add_argument("--micro", type=positive, default=18432, help="training.micro_batch_tokens, without sharing")
+    parser.add_argument("--minibatches", type=positive, default=1, help="training.minibatches")
+    parser.add_argument("--groups", choices=("keep", "spread"), default="keep", help="training.groups")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     args = parsed(parser)
     if args.micro < (longest := max(args.prompts) + args.response):
@@ -93,7 +99,7 @@ def main() -> None:
     print("| prompt tokens | tokens apart | shared | s apart | shared | times faster | peak GiB apart | shared |")
     print("|---|---|---|---|---|---|---|---|")
     for prompt in args.prompts:
-        config = recipe(model, prompt, args.response, args.micro)
+        config = recipe(model, prompt, args)
         optimizer = Optimizer(policy.trainable, config.training, 100)
         shared = groups(len(policy.head), prompt, args.response, args.tokens)
         apart = [replace(t, group=t.id) for t in shared]

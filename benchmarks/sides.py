@@ -79,6 +79,8 @@ class TheirSettings:
     """Sequences a micro-batch."""
     liger: bool
     """Liger's kernels for norms, rotations and SwiGLU."""
+    attention: str
+    """attn_implementation of transformers."""
 
 
 class Stop(Exception):
@@ -260,7 +262,7 @@ class Theirs(Side):
         return flops_of_samples(counter, [(self.task.prompt, n) for n in lengths])
 
     def _options(self) -> dict[str, Any]:
-        """The settings that were its fastest, with its own loss at GSPO's paper-faithful setting."""
+        """Its settings, with its own loss at GSPO's paper-faithful one."""
         from workload import CLIP, STANDING_STILL
 
         task, on_gpu = self.task, self.task.device == "cuda"
@@ -284,7 +286,7 @@ class Theirs(Side):
             "bf16": on_gpu and task.dtype == "bfloat16",
             "use_cpu": not on_gpu,
             "use_liger_kernel": self.settings.liger,
-            "model_init_kwargs": {"dtype": self.settings.weights, "attn_implementation": "sdpa"},
+            "model_init_kwargs": {"dtype": self.settings.weights, "attn_implementation": self.settings.attention},
             "logging_steps": task.minibatches,
             "disable_tqdm": True,
             "save_strategy": "no",

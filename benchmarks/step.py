@@ -203,8 +203,7 @@ class StepBench(update.Bench):
 
     def theirs(self, micro: int) -> Any:
         """TRL's process. Raises Failed."""
-        args, liger = self.args, self.args.device == "cuda" and not self.args.no_liger
-        return self.child(TheirStep, TheirStepSettings(args.trl_weights or args.dtype, micro, liger, args.memory_fraction))
+        return self.child(TheirStep, TheirStepSettings(**self.trls(micro), memory_fraction=self.args.memory_fraction))
 
     def ours(self, kernels: str) -> Any:
         """Our process. Raises Failed."""

@@ -85,8 +85,13 @@ class Bench:
 
     def theirs(self, micro: int) -> Child:
         """TRL's process. Raises Failed."""
-        liger = self.args.device == "cuda" and not self.args.no_liger
-        return self.child(self.THEIRS, TheirSettings(self.args.trl_weights or self.args.dtype, micro, liger))
+        return self.child(self.THEIRS, TheirSettings(**self.trls(micro)))
+
+    def trls(self, micro: int) -> dict[str, Any]:
+        """What is given to TRL's side, of an update and of a whole step."""
+        args, liger = self.args, self.args.device == "cuda" and not self.args.no_liger
+        weights = args.trl_weights or args.dtype
+        return {"weights": weights, "micro": micro, "liger": liger, "attention": args.trl_attention}
 
     def ours(self, kernels: str) -> Child:
         """Our process. Raises Failed."""
@@ -263,7 +268,7 @@ def setting(args: argparse.Namespace, task: Task) -> str:
     theirs = ""
     if args.against == "trl":
         liger = "without" if args.no_liger or args.device != "cuda" else "with"
-        theirs = f", TRL's weights {args.trl_weights or args.dtype}, {liger} Liger"
+        theirs = f", TRL's weights {args.trl_weights or args.dtype}, {liger} Liger, attention by {args.trl_attention}"
     return (
         f"{args.model}, {args.dtype}, {task.responses} responses, {task.group} a prompt of {task.prompt} tokens, "
         f"{task.minibatches} optimizer steps, ours {args.micro} tokens a micro-batch, checkpointing "
@@ -303,6 +308,7 @@ def parse(words: list[str] | None = None, command: Command = Command()) -> argpa
         "--trl-micro", nargs="+", type=positive, default=[8, 16, 32], help="sequences a micro-batch, to try"
     )
     parser.add_argument("--trl-weights", default="", help="precision of TRL's weights and moments; that of --dtype")
+    parser.add_argument("--trl-attention", default="sdpa", help="attn_implementation of TRL's model, for transformers")
     parser.add_argument("--no-liger", action="store_true", help="TRL without Liger's kernels")
     parser.add_argument("--head", choices=("same", "float32"), default="same")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")

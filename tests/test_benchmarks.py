@@ -1,5 +1,6 @@
 """The benchmarks' own criteria: they pass what is linear, and find what is not."""
 
+import copy
 import os
 import re
 import subprocess
@@ -239,3 +240,42 @@ def test_a_fast_path_is_too_far_off_by_what_errors_says(dtype, off, plain, good,
     exact = torch.ones(4, dtype=torch.float64)
     assert errors.report("a path", dtype, *([exact + e for e in es] for es in (off, plain)), [exact] * 9) is good
     assert ("TOO FAR" in capsys.readouterr().out) is not good
+
+
+def test_log_probabilities_and_entropies_are_as_exact_as_the_plain_ones(monkeypatch, capsys):
+    for name, size in {"TOKENS": 300, "WIDTH": 64, "VOCABULARY": 503}.items():
+        monkeypatch.setattr(errors, name, size)
+    monkeypatch.setitem(errors.logprobs.CHUNK_ELEMENTS, "cpu", 0)  # what the script sets is put back
+    assert all(errors.head_rows("cpu"))
+    assert capsys.readouterr().out.count("fast") == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_adapter_on_the_output_matrix_is_as_exact_as_pefts_own(dtype):
+    """Its product is made from the merged matrix, which is rounded once more than peft's two products."""
+    peft = pytest.importorskip("peft")
+    from gspo.training.policy import _merged
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"head": torch.nn.Linear(64, 503, bias=False)})
+    wanted = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["head"])
+    layer = peft.inject_adapter_in_model(wanted, model)["head"]
+    layer.lora_B["default"].weight.data.normal_(std=0.01)
+    hidden, target = torch.randn(300, 64), torch.randint(503, (300,))
+
+    def gradients(precision, logp_of):
+        """Of log-probabilities with this layer in a precision: them, and the gradients of hidden states and adapter."""
+        mine = copy.deepcopy(layer.to(dtype)).to(precision)
+        h = hidden.to(dtype).to(precision).clone().requires_grad_()
+        logp = logp_of(mine, h)
+        logp.backward(torch.linspace(-1, 1, len(logp), dtype=logp.dtype))
+        return [logp.detach(), h.grad, mine.lora_A["default"].weight.grad, mine.lora_B["default"].weight.grad]
+
+    def plain(mine, h):
+        logits = mine(h)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+    fast = gradients(dtype, lambda mine, h: errors.linear_logprobs(h, _merged(mine), target, temperature=1.0)[0])
+    pefts, exact = gradients(dtype, plain), gradients(torch.float64, plain)
+    assert errors.report("an adapter on the output matrix", dtype, fast, pefts, exact)

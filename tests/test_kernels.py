@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import sampled, tiny_model, tiny_policy
+from moe_support import EXPERTS
 
 from gspo.config import ModelConfig
 from gspo.training.kernels import KernelError, compile_layers, uncompiled, use_liger
 from gspo.training.packing import make_micro_batches
-from gspo.training.policy import load_policy
+from gspo.training.policy import _compiling_pays, load_policy
 from gspo.training.pretrained import ModelError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
@@ -189,3 +190,11 @@ def test_layers_that_torch_cannot_compile_end_in_a_sentence(monkeypatch):
     told = r'torch cannot compile its layers \(InvalidCxxCompiler: no g\+\+\): .*or set model.kernels = "torch"'
     with pytest.raises(ModelError, match=told):
         load_policy(tiny_model().model_copy(update={"kernels": "compile"}), temperature=1.0, seed=0)
+
+
+def test_auto_compiles_dense_models_on_a_gpu_alone():
+    dense, mixture = policy_with({}), policy_with({}, **EXPERTS)
+    assert not _compiling_pays(dense) and not _compiling_pays(mixture)
+    for policy, pays in ((dense, True), (mixture, False)):
+        policy.device = torch.device("cuda")
+        assert _compiling_pays(policy) is pays

@@ -92,8 +92,8 @@ class ModelConfig(Section):
     kernels: Literal["auto", "torch", "compile", "liger"] = "auto"
     """What computes the decoder's layers in the update. `torch`: operation by operation, as the model is written.
     `compile`: fused by torch.compile, about half a minute at the start. `liger`: norms, rotations and gated activations by
-    Liger's kernels (extra `liger`), on a GPU. `auto`: `compile` on a GPU, where an update took 0.53 of its time (liger:
-    0.59), `torch` on a CPU."""
+    Liger's kernels (extra `liger`), on a GPU. `auto`: `compile` of a dense model on a GPU, where an update took 0.53 of its
+    time (liger: 0.59); else `torch`: of a mixture of experts compiling took a minute, and was not seen to pay."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass recomputes instead of keeping: nothing, the feed-forward blocks (a small decoder then keeps
     0.63 of its activations, for a tenth more arithmetic), or whole layers (nearly all, for a third more). None: smaller

@@ -192,10 +192,7 @@ def load_policy(config: ModelConfig, *, temperature: float, seed: int, path: str
     adapter = _add_lora(model, config.lora) if config.lora else None
     policy = Policy(model, tokenizer, device, temperature, adapter, float32_head=config.head_dtype == "float32")
     policy.eos_ids = eos_ids(model.config, model.generation_config, tokenizer, len(policy.head))
-    kernels = config.kernels
-    if kernels == "auto":
-        kernels = "compile" if device.type == "cuda" else "torch"
-    _choose_packed_path(policy, kernels, config.checkpointing)
+    _choose_packed_path(policy, config.kernels, config.checkpointing)
     return policy
 
 
@@ -291,6 +288,11 @@ def _merged(layer: Any) -> Tensor:
     return (base.float() + layer.get_delta_weight("default").float()).to(base.dtype)
 
 
+def _compiling_pays(policy: Policy) -> bool:
+    """Whether it was measured to: of a dense decoder on a GPU."""
+    return policy.device.type == "cuda" and policy.routing is None
+
+
 @torch.no_grad()
 def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> None:
     """Go over to packed attention and the kernels asked for, and compare with the model's own forward on a few tokens.
@@ -317,7 +319,7 @@ def _choose_packed_path(policy: Policy, kernels: str, checkpointing: str) -> Non
     try:
         if kernels == "liger":
             use_liger(policy.model)
-        if kernels == "compile":
+        if kernels == "compile" or (kernels == "auto" and _compiling_pays(policy)):
             compile_layers(policy.backbone)
         if checkpointing != "none":
             checkpoint_layers(policy.backbone, checkpointing)
