@@ -31,7 +31,8 @@ RATES = (1e-5, 3e-5, 1e-4)
 MINIBATCHES = 4
 AT_ONCE = 12
 """Runs side by side: they need about 100 GB."""
-SEARCH_STEPS, STEPS = 20, 40
+STEPS = 20
+"""Of all runs."""
 
 
 def run(output: Path, model: str) -> None:
@@ -40,7 +41,7 @@ def run(output: Path, model: str) -> None:
     mixture = str(upcycle(model, plan.folder / "mixture"))
     starts = dict.fromkeys((SEARCH_SEED, *SEEDS), mixture)
     trials = trials_of(plan, starts, AT_ONCE)
-    write("language_mixture", with_own_rates(trials, FACTORS, RATES, MINIBATCHES, SEARCH_STEPS, STEPS))
+    write("language_mixture", with_own_rates(trials, FACTORS, RATES, MINIBATCHES, STEPS, STEPS))
 
 
 def draw() -> None:
