@@ -91,6 +91,16 @@ def test_samples_of_one_prompt_differ_by_their_seeds():
     assert len(set(texts)) == 3
 
 
+def test_a_prompt_goes_through_the_model_once_for_all_its_samples():
+    policy, some = tiny_policy(), requests(num=20, num_prompts=4)
+    shapes = []
+    policy.backbone.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    generate(policy, some)
+    assert sum(rows for rows, length in shapes if length > 1) == 4
+
+
 def test_any_id_of_the_union_of_ends_stops_and_is_included():
     policy, some = tiny_policy(), requests(40)
     policy.eos_ids = frozenset({1, 7, 9})
